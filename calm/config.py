@@ -1,0 +1,432 @@
+"""Every setting, once: dataclass schemas and enums. YAML under ``conf/`` holds values only.
+
+Programs compose YAML over these schemas with Hydra and turn the result into plain objects once, at the
+border; below it nobody sees a DictConfig. Range checks live in ``__post_init__`` and raise ConfigError.
+Importing this module does not import hydra; ``register()`` does.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError
+
+CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
+MISSING: Any = "???"
+
+
+class Stage(str, Enum):
+    all = "all"
+    finetune = "finetune"
+    classifier = "classifier"
+    calibrate = "calibrate"
+
+
+class Device(str, Enum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Precision(str, Enum):
+    """Arithmetic of training (autocast) or of a decode; fp16 is named only to be refused with the reason."""
+
+    auto = "auto"
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+class Measure(str, Enum):
+    softmax = "softmax"
+    state = "state"
+    classifier = "classifier"
+    max_prob = "max_prob"
+    entropy = "entropy"
+    agreement = "agreement"
+
+
+class Schedule(str, Enum):
+    """``auto`` lets the dev split choose between constant and decaying; ``decaying_released`` is t5x's variant."""
+
+    auto = "auto"
+    constant = "constant"
+    decaying = "decaying"
+    decaying_released = "decaying_released"
+
+
+class Backfill(str, Enum):
+    project = "project"
+    true = "true"
+    copy = "copy"
+    mask = "mask"
+
+
+class ExitLoss(str, Enum):
+    weighted = "weighted"
+    uniform = "uniform"
+    last_plus_mean = "last_plus_mean"
+    final_only = "final_only"
+
+
+class ClassifierLoss(str, Enum):
+    independent = "independent"
+    geometric = "geometric"
+
+
+class OptimizerName(str, Enum):
+    adamw = "adamw"
+    adafactor = "adafactor"
+
+
+class LrSchedule(str, Enum):
+    linear = "linear"
+    cosine = "cosine"
+    constant = "constant"
+
+
+class Consistency(str, Enum):
+    risk = "risk"
+    textual = "textual"
+
+
+class RowPolicy(str, Enum):
+    error = "error"
+    skip = "skip"
+
+
+class Truncate(str, Enum):
+    """Which tokens of a long source are kept: the first, or the first two thirds and the last third."""
+
+    head = "head"
+    head_tail = "head_tail"
+
+
+class DecoderName(str, Enum):
+    batch = "batch"
+    one = "one"
+    engine = "engine"
+
+
+class Head(str, Enum):
+    full = "full"
+    screened = "screened"
+    candidates = "candidates"
+
+
+class TrackingMode(str, Enum):
+    """Of W&B; ``auto`` is online when a key is set, else offline. metrics.jsonl is written in every mode."""
+
+    auto = "auto"
+    offline = "offline"
+    online = "online"
+    disabled = "disabled"
+
+
+def check_range(
+    name: str, value: float, low: float, high: float, *, open_low: bool = False, open_high: bool = False
+) -> None:
+    """Raise ConfigError unless value lies in the interval; NaN never does."""
+    above = value > low if open_low else value >= low
+    below = value < high if open_high else value <= high
+    if not (above and below):
+        left, right = "(" if open_low else "[", ")" if open_high else "]"
+        raise ConfigError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value}")
+
+
+INF = float("inf")
+FP16_REFUSED = "precision=fp16 is refused: T5's feed-forward output exceeds fp16's 65504 and becomes NaN; use bf16"
+
+
+@dataclass
+class ShapeConfig:
+    """A T5 built from scratch. ``tied`` shares input and output embedding and scales the head by d^-0.5 (v1.0)."""
+
+    vocab_size: int = 400
+    d_model: int = 128
+    d_kv: int = 32
+    num_heads: int = 4
+    d_ff: int = 256
+    num_layers: int = 1
+    num_decoder_layers: int = 8
+    dropout_rate: float = 0.0
+    tied: bool = True
+    lowercase: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "d_model", "d_kv", "num_heads", "d_ff", "num_layers", "num_decoder_layers"):
+            check_range(f"model.shape.{name}", getattr(self, name), 1, INF)
+        check_range("model.shape.dropout_rate", self.dropout_rate, 0, 1, open_high=True)
+
+
+@dataclass
+class ModelConfig:
+    """An architecture: ``pretrained`` names a published checkpoint (hub id or folder); else ``shape`` is built."""
+
+    name: str = MISSING
+    pretrained: str | None = None
+    shape: ShapeConfig | None = None
+
+    def __post_init__(self) -> None:
+        if (self.pretrained is None) == (self.shape is None):
+            raise ConfigError(f"model {self.name!r}: give exactly one of model.pretrained and model.shape")
+
+
+@dataclass
+class SplitConfig:
+    """Shares of the families; train takes the rest. A row's split is a hash of its family."""
+
+    dev: float = 0.03
+    calibration: float = 0.08
+    test: float = 0.08
+
+    def __post_init__(self) -> None:
+        for name in ("dev", "calibration", "test"):
+            check_range(f"data.split.{name}", getattr(self, name), 0, 1, open_low=True, open_high=True)
+        if self.dev + self.calibration + self.test >= 1:
+            raise ConfigError("data.split.dev + calibration + test must stay below 1: nothing is left for train")
+
+
+@dataclass
+class DataConfig:
+    name: str = MISSING
+    path: str | None = None  # jsonl / parquet file or folder; for hub corpora a local folder of its Parquet files
+    text_column: str = "source"
+    summary_column: str = "target"
+    family_column: str | None = None
+    id_column: str | None = None
+    source_prefix: str = ""
+    max_source_tokens: int = 512
+    max_target_tokens: int = 128  # N: also the longest answer that is generated, EOS included
+    truncate: Truncate = Truncate.head
+    min_source_words: int = 0
+    max_article_tokens: int | None = None  # the paper's filter: longer articles are left out
+    size: int = 40_000  # generated corpora only: rows before splitting
+    max_train_rows: int | None = None
+    max_eval_rows: int | None = None  # cap on each of dev, calibration, test after one row per family
+    row_policy: RowPolicy = RowPolicy.error
+    cache_dir: str | None = None  # default: $CALM_CACHE, else ~/.cache/calm
+    split: SplitConfig = field(default_factory=SplitConfig)
+
+    def __post_init__(self) -> None:
+        check_range("data.max_source_tokens", self.max_source_tokens, 2, INF)
+        check_range("data.max_target_tokens", self.max_target_tokens, 1, INF)
+        check_range("data.size", self.size, 1, INF)
+        check_range("data.min_source_words", self.min_source_words, 0, INF)
+        for name in ("max_article_tokens", "max_train_rows", "max_eval_rows"):
+            value = getattr(self, name)
+            if value is not None:
+                check_range(f"data.{name}", value, 1, INF)
+
+
+@dataclass
+class FinetuneConfig:
+    """Stage 1: all layers learn to speak (CALM section 3.4, eq. 6)."""
+
+    steps: int = 10_000
+    batch_size: int = 64  # rows per optimizer step, over all processes and accumulation
+    accumulation: int = 1
+    lr: float = 1e-3
+    lr_schedule: LrSchedule = LrSchedule.linear
+    warmup_steps: int = 200
+    optimizer: OptimizerName = OptimizerName.adamw
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+    loss: ExitLoss = ExitLoss.weighted
+    rotate: int = 0  # 0: every layer in every step; m: the last layer and m others drawn by weight
+    distill: float = 0.0  # share of the earlier layers' loss that follows the last layer instead of the label
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    dropout_rate: float | None = None  # None: as the checkpoint says
+    gradient_checkpointing: bool = False
+    log_every: int = 50
+    eval_every: int = 1_000
+    eval_rows: int = 200
+    save_every: int = 1_000
+    keep: int = 2
+    max_bad_steps: int = 5
+
+    def __post_init__(self) -> None:
+        for name in (
+            "batch_size",
+            "accumulation",
+            "log_every",
+            "eval_every",
+            "eval_rows",
+            "save_every",
+            "keep",
+            "max_bad_steps",
+        ):
+            check_range(f"finetune.{name}", getattr(self, name), 1, INF)
+        for name in ("steps", "warmup_steps", "rotate", "weight_decay", "z_loss"):
+            check_range(f"finetune.{name}", getattr(self, name), 0, INF)
+        check_range("finetune.lr", self.lr, 0, INF, open_low=True, open_high=True)
+        check_range("finetune.clip_norm", self.clip_norm, 0, INF, open_low=True)
+        check_range("finetune.distill", self.distill, 0, 1)
+        check_range("finetune.label_smoothing", self.label_smoothing, 0, 1, open_high=True)
+        if self.dropout_rate is not None:
+            check_range("finetune.dropout_rate", self.dropout_rate, 0, 1, open_high=True)
+
+
+@dataclass
+class ClassifierConfig:
+    """Stage 2: the exit classifier on the frozen backbone (CALM section 3.4)."""
+
+    steps: int = 500
+    batch_size: int = 64
+    lr: float = 1e-2
+    warmup_steps: int = 20
+    loss: ClassifierLoss = ClassifierLoss.independent
+    log_every: int = 50
+    eval_rows: int = 500
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "log_every", "eval_rows"):
+            check_range(f"classifier.{name}", getattr(self, name), 1, INF)
+        for name in ("steps", "warmup_steps"):
+            check_range(f"classifier.{name}", getattr(self, name), 0, INF)
+        check_range("classifier.lr", self.lr, 0, INF, open_low=True, open_high=True)
+
+
+@dataclass
+class CalibrationConfig:
+    """Learn-then-Test (CALM section 4): which measures, which loss, how sure. tolerance is its delta, error_prob its epsilon."""
+
+    measures: list[Measure] = field(default_factory=lambda: [Measure.softmax, Measure.state, Measure.classifier])
+    consistency: Consistency = Consistency.risk
+    tolerances: list[float] = field(default_factory=lambda: [0.05])
+    error_prob: float = 0.05
+    n: int | None = None  # None: every family of the calibration split
+    grid_size: int = 20  # thresholds below 1.0, from confidence quantiles on dev
+    dev_rows: int = 300
+    schedule: Schedule = Schedule.auto
+    tau: float = 4.0
+    agreement_k: int = 3
+    backfill: Backfill = Backfill.project
+    decoder: DecoderName = DecoderName.batch
+    head: Head = Head.full
+    batch_size: int = 64
+    complete: bool = False  # decode the whole grid, also below the first failure
+
+    def __post_init__(self) -> None:
+        if not self.measures:
+            raise ConfigError("calibration.measures is empty; choose from " + ", ".join(m.value for m in Measure))
+        if len(set(self.measures)) != len(self.measures):
+            raise ConfigError("calibration.measures names a measure twice")
+        if not self.tolerances:
+            raise ConfigError("calibration.tolerances is empty; give at least one, such as [0.05]")
+        for value in self.tolerances:
+            check_range("calibration.tolerances", value, 0, 1, open_low=True, open_high=True)
+        check_range("calibration.error_prob", self.error_prob, 0, 1, open_low=True, open_high=True)
+        check_range("calibration.grid_size", self.grid_size, 1, INF)
+        check_range("calibration.dev_rows", self.dev_rows, 1, INF)
+        check_range("calibration.tau", self.tau, 0, INF, open_high=True)
+        check_range("calibration.agreement_k", self.agreement_k, 1, INF)
+        check_range("calibration.batch_size", self.batch_size, 1, INF)
+        if self.n is not None:
+            check_range("calibration.n", self.n, 1, INF)
+
+
+@dataclass
+class TrackingConfig:
+    mode: TrackingMode = TrackingMode.offline
+    project: str = "calm-t5"
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
+
+
+def check_exits(exit_layers: list[int] | None, min_exit_layer: int) -> None:
+    check_range("min_exit_layer", min_exit_layer, 1, INF)
+    if exit_layers is not None:
+        if not exit_layers or sorted(set(exit_layers)) != exit_layers or exit_layers[0] < 1:
+            raise ConfigError(f"exit_layers must be ascending layer counts from 1, each once, got {exit_layers}")
+
+
+@dataclass
+class TrainConfig:
+    model: ModelConfig = MISSING
+    data: DataConfig = field(default_factory=DataConfig)
+    stage: Stage = Stage.all
+    checkpoint: str | None = None  # a model folder to go on from; excludes +model=
+    resume: str | None = None  # a run folder, or one of its checkpoints/step-N
+    allow_override: list[str] = field(default_factory=list)
+    output: str | None = None  # model folder to write; default: <run dir>/model
+    device: Device = Device.auto
+    precision: Precision = Precision.auto
+    processes: int | None = None  # None: one per core on a CPU, one otherwise
+    seed: int = 0
+    deterministic: bool = False
+    exit_layers: list[int] | None = None  # None: 1..L-1
+    min_exit_layer: int = 1
+    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
+    classifier: ClassifierConfig = field(default_factory=ClassifierConfig)
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        check_exits(self.exit_layers, self.min_exit_layer)
+        check_range("seed", self.seed, 0, 2**32 - 1)
+        if self.processes is not None:
+            check_range("processes", self.processes, 1, INF)
+        if self.precision is Precision.fp16:
+            raise ConfigError(
+                "precision=fp16 is refused: T5's feed-forward output exceeds fp16's 65504 and turns into NaN; use precision=bf16"
+            )
+
+
+@dataclass
+class CalibrateConfig:
+    """python -m eval.calibrate."""
+
+    checkpoint: str | None = None  # default: the newest model folder under runs/
+    data: DataConfig | None = None  # default: as the model was trained (its early_exit.json)
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+    device: Device = Device.auto
+    precision: Precision = Precision.auto
+    processes: int | None = None
+    seed: int = 0
+
+
+@dataclass
+class Table1Config:
+    """python -m eval.table1."""
+
+    checkpoint: str | None = None
+    data: DataConfig | None = None
+    n: int | None = None  # articles of the test split; None: one per family, all of them
+    measures: list[Measure] = field(default_factory=lambda: [Measure.softmax, Measure.state, Measure.classifier])
+    tolerance: float = 0.05
+    consistency: Consistency = Consistency.risk
+    given: dict[str, float] = field(  # the measure@threshold rows; defaults are the paper's for T5-small
+        default_factory=lambda: {"softmax": 0.85, "state": 0.95, "classifier": 0.9}
+    )
+    oracle: bool = True
+    backfill: Backfill = Backfill.project
+    decoder: DecoderName = DecoderName.batch
+    batch_size: int = 64
+    bootstrap: int = 1000
+    device: Device = Device.auto
+    precision: Precision = Precision.auto
+    processes: int | None = None
+    seed: int = 0
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        check_range("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
+        for name, value in self.given.items():
+            check_range(f"given.{name}", value, 0, 1)
+        for key in ("batch_size", "bootstrap"):
+            check_range(key, getattr(self, key), 1, INF)
+
+
+def register() -> None:
+    """Store the schemas for Hydra; idempotent."""
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    store.store(name="train_schema", node=TrainConfig)
+    store.store(name="calibrate_schema", node=CalibrateConfig)
+    store.store(name="table1_schema", node=Table1Config)
+    store.store(group="model", name="_schema", node=ModelConfig)
+    store.store(group="data", name="_schema", node=DataConfig)
