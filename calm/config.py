@@ -345,7 +345,7 @@ def check_exits(exit_layers: list[int] | None, min_exit_layer: int) -> None:
 
 @dataclass
 class TrainConfig:
-    model: ModelConfig = MISSING
+    model: ModelConfig | None = None  # +model=NAME; None where checkpoint= or resume= says which
     data: DataConfig = field(default_factory=DataConfig)
     stage: Stage = Stage.all
     checkpoint: str | None = None  # a model folder to go on from; excludes +model=
