@@ -1,0 +1,51 @@
+"""CALM for T5: decoder layers that all speak, certified early exits. The public names load on first use."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .decode import BatchDecoder, OneDecoder
+    from .models.folder import load, save
+    from .policies import Confident, Full, Oracle, Replay, Static
+    from .records import DecodeTrace, Example
+    from .thresholds import ThresholdSchedule
+
+_HOME = {
+    "BatchDecoder": ".decode",
+    "OneDecoder": ".decode",
+    "load": ".models.folder",
+    "save": ".models.folder",
+    "Confident": ".policies",
+    "Full": ".policies",
+    "Oracle": ".policies",
+    "Replay": ".policies",
+    "Static": ".policies",
+    "DecodeTrace": ".records",
+    "Example": ".records",
+    "ThresholdSchedule": ".thresholds",
+}
+
+__all__ = [
+    "BatchDecoder",
+    "Confident",
+    "DecodeTrace",
+    "Example",
+    "Full",
+    "OneDecoder",
+    "Oracle",
+    "Replay",
+    "Static",
+    "ThresholdSchedule",
+    "load",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'calm' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
