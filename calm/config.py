@@ -125,7 +125,13 @@ class TrackingMode(str, Enum):
 
 
 def check_range(
-    name: str, value: float, low: float, high: float, *, open_low: bool = False, open_high: bool = False
+    name: str,
+    value: int | float,
+    low: int | float,
+    high: int | float,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
 ) -> None:
     """Raise ConfigError unless value lies in the interval; NaN never does."""
     above = value > low if open_low else value >= low
