@@ -297,7 +297,7 @@ class ClassifierConfig:
 
 @dataclass
 class CalibrationConfig:
-    """Learn-then-Test (CALM section 4): which measures, which loss, how sure. tolerance is its delta, error_prob its epsilon."""
+    """Learn-then-Test (CALM section 4): which measures, which loss, how sure (tolerance: its delta, error_prob: epsilon)."""
 
     measures: list[Measure] = field(default_factory=lambda: [Measure.softmax, Measure.state, Measure.classifier])
     consistency: Consistency = Consistency.risk
@@ -376,9 +376,7 @@ class TrainConfig:
         if self.processes is not None:
             check_range("processes", self.processes, 1, INF)
         if self.precision is Precision.fp16:
-            raise ConfigError(
-                "precision=fp16 is refused: T5's feed-forward output exceeds fp16's 65504 and turns into NaN; use precision=bf16"
-            )
+            raise ConfigError(FP16_REFUSED)
 
 
 @dataclass

@@ -1,0 +1,181 @@
+"""The executable specification: one sequence, one visible loop over layers, no cleverness.
+
+``OneDecoder`` defines what is right; ``calm.decode_batch.BatchDecoder`` and the engine are proven equal to it.
+Both are callables ``decode(examples, policy) -> list[DecodeTrace]``. CALM, sections 3.2, 3.3 and 3.3.1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .confidence import CONFIDENCE, LayerView
+from .config import Backfill, Measure
+from .data.text import decode_ids, encode_source
+from .errors import ConfigError
+from .models.t5 import EarlyExitT5
+from .models.t5_adapter import RowState, T5Adapter
+from .policies import Confident, Oracle, Policy, fixed_depth
+from .records import DecodeTrace, Example
+
+NAN = float("nan")
+
+
+@dataclass
+class TraceBuilder:
+    """Collects a row's tokens and layers until it ends; ``finished`` is True once EOS was emitted."""
+
+    example: Example
+    num_layers: int
+    tokens: list[int] = field(default_factory=list)
+    crossing: list[int] = field(default_factory=list)
+    executed: list[int] = field(default_factory=list)
+    backfilled: list[int] = field(default_factory=list)
+    confidences: list[tuple[float, ...]] = field(default_factory=list)
+    finished: bool = False
+
+    def build(self, model: EarlyExitT5) -> DecodeTrace:
+        return DecodeTrace(
+            id=self.example.id,
+            tokens=tuple(self.tokens),
+            text=decode_ids(model.tokenizer, self.tokens),
+            crossing_layers=tuple(self.crossing),
+            emission_layers=tuple(self.crossing),  # row-exact: a row speaks from where it crossed
+            executed_layers=tuple(self.executed),
+            backfilled_layers=tuple(self.backfilled),
+            confidences=tuple(self.confidences),
+            finished=self.finished,
+        )
+
+
+def check_policy(model: EarlyExitT5, policy: Policy) -> None:
+    """Raise ConfigError where the policy asks for what the model does not have."""
+    fixed_depth(policy, "", 0, model.num_layers)
+    if isinstance(policy, Confident):
+        if policy.measure is Measure.classifier and not model.settings.has_classifier:
+            raise ConfigError(
+                "measure 'classifier' needs a trained exit classifier and this model has none; "
+                "run python -m train stage=classifier checkpoint=<folder>"
+            )
+        threshold = policy.schedule.threshold
+        if isinstance(threshold, tuple) and len(threshold) != model.num_layers - 1:
+            raise ConfigError(
+                f"{len(threshold)} thresholds for {model.num_layers} layers; give one number or {model.num_layers - 1}"
+            )
+
+
+class OneDecoder:
+    """decode_one: greedy decoding of each example by itself.
+
+    Args:
+        model: in eval mode.
+        backfill: what the layers above an exit keep for that position.
+        max_new_tokens: N; default is the model's own.
+        record_confidences: keep the confidence of every checked layer in the trace.
+    """
+
+    def __init__(
+        self,
+        model: EarlyExitT5,
+        *,
+        backfill: Backfill = Backfill.project,
+        max_new_tokens: int | None = None,
+        record_confidences: bool = False,
+    ) -> None:
+        self.model = model
+        self.adapter = T5Adapter(model)
+        self.backfill = backfill
+        self.max_new_tokens = max_new_tokens or model.settings.max_target_tokens
+        self.record_confidences = record_confidences
+
+    @torch.inference_mode()
+    def __call__(self, examples: Sequence[Example], policy: Policy) -> list[DecodeTrace]:
+        check_policy(self.model, policy)
+        return [self._decode(example, policy) for example in examples]
+
+    def _decode(self, example: Example, policy: Policy) -> DecodeTrace:
+        source = encode_source(self.model.tokenizer, example.source, self.model.settings)
+        state = self.adapter.prefill(source)
+        row = TraceBuilder(example, self.model.num_layers)
+        token = self.adapter.start_token_id
+        for step in range(self.max_new_tokens):
+            token = self._step(token, step, state, row, policy)
+            row.tokens.append(token)
+            if token == self.adapter.eos_token_id:
+                row.finished = True
+                break
+        return row.build(self.model)
+
+    def _step(self, token: int, step: int, state: RowState, row: TraceBuilder, policy: Policy) -> int:
+        """One token: climb until the row crosses, speak there, fill the layers above."""
+        num_layers = self.adapter.num_layers
+        depth = fixed_depth(policy, row.example.id, step, num_layers)
+        hidden = self.adapter.embed(token, step)
+        confidences = [NAN] * num_layers
+        before: LayerView | None = None
+        hiddens: list[Tensor] = []
+        for layer in range(1, num_layers + 1):
+            previous, hidden = hidden, self.adapter.layer(layer, hidden, state, step)
+            hiddens.append(hidden)
+            if layer == depth:
+                break
+            asked = depth is None or self.record_confidences  # at a threshold >= 1 recorded, never asked
+            if isinstance(policy, Confident) and asked and layer in self.model.settings.exit_layers:
+                before = self._view(layer, hidden, previous, before, policy)
+                confidence = float(CONFIDENCE[policy.measure](before))
+                confidences[layer - 1] = confidence
+                if depth is None and confidence >= policy.schedule.at(step, layer):
+                    break
+        if isinstance(policy, Oracle):
+            hiddens = hiddens[: self._oracle_depth(hiddens)]
+        crossing = len(hiddens)
+        answer = int(self.adapter.logits(hiddens[-1]).float().argmax())
+        row.crossing.append(crossing)
+        row.executed.append(num_layers if isinstance(policy, Oracle) else crossing)
+        row.backfilled.append(num_layers - crossing)
+        if self.record_confidences:
+            row.confidences.append(tuple(confidences))
+        self._fill_above(crossing, hiddens[-1], state, step, row)
+        return answer
+
+    def _view(
+        self, layer: int, hidden: Tensor, previous: Tensor, before: LayerView | None, policy: Confident
+    ) -> LayerView:
+        return LayerView(
+            layer=layer,
+            hidden=hidden[0],
+            previous=previous[0] if layer > 1 else None,
+            head=self.adapter.logits,
+            classifier=self.model.classifier,
+            before=before,
+            agreement_k=policy.agreement_k,
+        )
+
+    def _oracle_depth(self, hiddens: list[Tensor]) -> int:
+        """First layer that may exit and agrees with the full stack's argmax, else L."""
+        answers = [int(self.adapter.logits(hidden).float().argmax()) for hidden in hiddens]
+        allowed = self.model.settings.exit_layers
+        return next((layer for layer in allowed if answers[layer - 1] == answers[-1]), len(hiddens))
+
+    def _fill_above(self, crossing: int, hidden: Tensor, state: RowState, step: int, row: TraceBuilder) -> None:
+        """K and V of the layers above the exit (CALM section 3.3.1): each layer's own norm and projections."""
+        num_layers = self.adapter.num_layers
+        match self.backfill:
+            case Backfill.project:
+                for layer in range(crossing + 1, num_layers + 1):
+                    self.adapter.write_kv(layer, state, step, *self.adapter.kv(layer, hidden))
+            case Backfill.copy:
+                key, value = self.adapter.read_kv(crossing, state, step)
+                for layer in range(crossing + 1, num_layers + 1):
+                    self.adapter.write_kv(layer, state, step, key, value)
+            case Backfill.mask:
+                for layer in range(crossing + 1, num_layers + 1):
+                    key, value = self.adapter.kv(layer, hidden)
+                    self.adapter.write_kv(layer, state, step, torch.zeros_like(key), torch.zeros_like(value))
+                    state.holes.setdefault(layer, []).append(step)
+            case Backfill.true:
+                row.backfilled[-1] = 0
+                for layer in range(row.executed[-1] + 1, num_layers + 1):
+                    hidden = self.adapter.layer(layer, hidden, state, step)
+                row.executed[-1] = num_layers

@@ -1,0 +1,182 @@
+"""decode_batch: plain eager torch over a padded batch, row-exact, proven equal to ``decode_one``.
+
+Rows share kernels, never attention. A crossed row stays in the batch with its residual *held* at the crossing:
+each later layer that its mates run then writes exactly the row's backfill, and its output for the held row is
+dropped. Finished rows are dropped from the batch once they are half of it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from .batch_layers import BatchLayers
+from .confidence import CONFIDENCE, LayerView
+from .config import Backfill
+from .data.collate import pad
+from .data.text import encode_source
+from .decode import NAN, TraceBuilder, check_policy
+from .models.t5 import EarlyExitT5, export_spec
+from .policies import Confident, Oracle, Policy, fixed_depth
+from .records import DecodeTrace, Example
+
+
+@dataclass
+class StepResult:
+    """One step of a batch: token, crossing layer and, where recorded, confidences of each row."""
+
+    tokens: Int[Tensor, " rows"]
+    crossing: Int[Tensor, " rows"]
+    executed: int
+    confidences: Float[Tensor, "rows layers"]
+
+
+class BatchDecoder:
+    """Greedy decoding in batches of ``batch_size``, sorted by source length; answers come in the order asked.
+
+    ``executed_layers`` of a row counts the layers that ran with the row in them: in a batch that is the depth of
+    the slowest row that is still decoding.
+    """
+
+    def __init__(
+        self,
+        model: EarlyExitT5,
+        *,
+        batch_size: int = 64,
+        backfill: Backfill = Backfill.project,
+        max_new_tokens: int | None = None,
+        record_confidences: bool = False,
+    ) -> None:
+        self.model = model
+        self.spec = export_spec(model)
+        self.batch_size = batch_size
+        self.backfill = backfill
+        self.max_new_tokens = max_new_tokens or model.settings.max_target_tokens
+        self.record_confidences = record_confidences
+
+    @torch.inference_mode()
+    def __call__(self, examples: Sequence[Example], policy: Policy) -> list[DecodeTrace]:
+        check_policy(self.model, policy)
+        sources = [encode_source(self.model.tokenizer, e.source, self.model.settings) for e in examples]
+        order = sorted(range(len(examples)), key=lambda i: len(sources[i]))
+        traces: dict[int, DecodeTrace] = {}
+        for start in range(0, len(order), self.batch_size):
+            chosen = order[start : start + self.batch_size]
+            rows = [TraceBuilder(examples[i], self.model.num_layers) for i in chosen]
+            self._decode([sources[i] for i in chosen], rows, policy)
+            traces.update((i, row.build(self.model)) for i, row in zip(chosen, rows, strict=True))
+        return [traces[i] for i in range(len(examples))]
+
+    def _decode(self, sources: list[list[int]], rows: list[TraceBuilder], policy: Policy) -> None:
+        ids, mask = (tensor.to(self.model.device) for tensor in pad(sources))
+        layers = BatchLayers(self.spec, self.model.encode(ids, mask), mask, self.max_new_tokens)
+        live = list(rows)
+        tokens = torch.full((len(live),), self.spec.start_token_id, device=ids.device)
+        for step in range(self.max_new_tokens):
+            result = self._step(layers, tokens, step, live, policy)
+            tokens = result.tokens
+            self._record(result, live)
+            keep = [i for i, row in enumerate(live) if not row.finished]
+            if not keep:
+                return
+            if 2 * len(keep) <= len(live):
+                index = torch.tensor(keep, device=ids.device)
+                layers.select(index)
+                tokens, live = tokens[index], [live[i] for i in keep]
+
+    def _step(
+        self, layers: BatchLayers, tokens: Tensor, step: int, live: list[TraceBuilder], policy: Policy
+    ) -> StepResult:
+        """Run layers until every live row has crossed, then backfill what is left."""
+        num_layers = self.spec.num_layers
+        depth = self._depths(live, step, policy)  # (B,), 0 where confidences decide
+        crossing = torch.full_like(tokens, num_layers)
+        crossed = torch.tensor([row.finished for row in live], device=tokens.device)
+        confidences = torch.full((len(live), num_layers), NAN, device=tokens.device)
+        hidden = layers.embed(tokens)  # (B, D); held at the crossing once a row has crossed
+        real = hidden  # goes on through every layer for `true` backfill and the oracle
+        goes_on = self.backfill is Backfill.true or isinstance(policy, Oracle)
+        before: LayerView | None = None
+        reals: list[Tensor] = []
+        executed = num_layers
+        for layer in range(1, num_layers + 1):
+            previous = hidden
+            real = layers.run(layer, real if goes_on else hidden, step)
+            reals.append(real)
+            hidden = torch.where(crossed[:, None], hidden, real)
+            newly = ~crossed & (depth == layer)
+            if isinstance(policy, Confident) and layer in self.model.settings.exit_layers:
+                before = self._view(layer, hidden, previous, before, policy)
+                confidence = CONFIDENCE[policy.measure](before)
+                # a row whose threshold is >= 1 has a fixed depth: its confidence may be recorded, never asked
+                confidences[:, layer - 1] = torch.where(crossed, confidences[:, layer - 1], confidence)
+                newly |= ~crossed & (depth == 0) & (confidence >= policy.schedule.at(step, layer))
+            crossing = torch.where(newly, layer, crossing)
+            crossed = crossed | newly
+            if not goes_on and bool(crossed.all()):
+                executed = layer
+                break
+        if isinstance(policy, Oracle):
+            hidden, crossing = self._oracle(reals)
+            executed_as_held = 0  # the lookahead wrote real K/V everywhere
+        else:
+            executed_as_held = executed
+        self._fill_above(layers, crossing, hidden, executed_as_held, step)
+        return StepResult(layers.logits(hidden).float().argmax(dim=-1), crossing, executed, confidences)
+
+    def _depths(self, live: list[TraceBuilder], step: int, policy: Policy) -> Int[Tensor, " rows"]:
+        depths = [fixed_depth(policy, row.example.id, step, self.spec.num_layers) or 0 for row in live]
+        return torch.tensor(depths, device=self.model.device)
+
+    def _view(
+        self, layer: int, hidden: Tensor, previous: Tensor, before: LayerView | None, policy: Confident
+    ) -> LayerView:
+        return LayerView(
+            layer=layer,
+            hidden=hidden,
+            previous=previous if layer > 1 else None,
+            head=self.model.logits,
+            classifier=self.model.classifier,
+            before=before,
+            agreement_k=policy.agreement_k,
+        )
+
+    def _oracle(self, reals: list[Tensor]) -> tuple[Float[Tensor, "rows d_model"], Int[Tensor, " rows"]]:
+        """Per row the first layer that may exit and agrees with the full stack, and its hidden."""
+        answers = torch.stack([self.model.logits(real).float().argmax(dim=-1) for real in reals])  # (L, B)
+        agrees: Bool[Tensor, "layers rows"] = answers == answers[-1]
+        allowed = torch.zeros(len(reals), dtype=torch.bool, device=answers.device)
+        allowed[[layer - 1 for layer in self.model.settings.exit_layers] + [len(reals) - 1]] = True
+        first = (agrees & allowed[:, None]).float().argmax(dim=0)  # (B,)
+        rows = torch.arange(answers.shape[1], device=answers.device)
+        return torch.stack(reals)[first, rows], first + 1
+
+    def _fill_above(self, layers: BatchLayers, crossing: Tensor, hidden: Tensor, written: int, step: int) -> None:
+        """Backfill; layers up to ``written`` already hold it, from the held residual."""
+        match self.backfill:
+            case Backfill.project:
+                for layer in range(written + 1, self.spec.num_layers + 1):
+                    layers.write(layer, hidden, step, crossing < layer)
+            case Backfill.copy:
+                layers.copy_up(crossing, step)
+            case Backfill.mask:
+                layers.punch(crossing, step)
+            case Backfill.true:
+                pass
+
+    def _record(self, result: StepResult, live: list[TraceBuilder]) -> None:
+        tokens, crossing = result.tokens.tolist(), result.crossing.tolist()
+        confidences = result.confidences.tolist() if self.record_confidences else None
+        num_layers = self.spec.num_layers
+        for i, row in enumerate(live):
+            if row.finished:
+                continue
+            row.tokens.append(tokens[i])
+            row.crossing.append(crossing[i])
+            row.executed.append(result.executed)
+            row.backfilled.append(0 if self.backfill is Backfill.true else num_layers - crossing[i])
+            if confidences is not None:
+                row.confidences.append(tuple(confidences[i]))
+            row.finished = tokens[i] == self.spec.eos_token_id

@@ -1,0 +1,57 @@
+"""early_exit.json: what a model folder says beyond being a T5."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..errors import CheckpointError
+
+FORMAT = 1
+
+
+@dataclass
+class EarlyExitSettings:
+    """Exits, lengths and text conventions that a model was trained with and is served with.
+
+    Attributes:
+        exit_layers: layers after which a row may leave, ascending, within 1..L-1.
+        max_source_tokens: source length in tokens, EOS included.
+        max_target_tokens: N, the longest answer in tokens, EOS included.
+        source_prefix: text put before every source.
+        truncate: ``head`` or ``head_tail``: which tokens of a longer source are kept.
+        data: the corpus settings the model was trained on, as plain values.
+        has_classifier: True once the exit classifier has been trained.
+    """
+
+    exit_layers: list[int]
+    max_source_tokens: int = 512
+    max_target_tokens: int = 128
+    source_prefix: str = ""
+    truncate: str = "head"
+    data: dict[str, Any] = field(default_factory=dict)
+    has_classifier: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any], where: str) -> "EarlyExitSettings":
+        """Raise CheckpointError for another format or for unknown and missing keys."""
+        values = dict(values)
+        if values.pop("format", None) != FORMAT:
+            raise CheckpointError(f"{where}: written in another format than {FORMAT}; write the folder anew")
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise CheckpointError(f"{where}: {error}") from None
+
+
+def default_exit_layers(num_layers: int, exit_layers: list[int] | None = None, min_exit_layer: int = 1) -> list[int]:
+    """``exit_layers`` or 1..L-1, without those below ``min_exit_layer``; CheckpointError outside 1..L-1."""
+    layers = list(range(1, num_layers)) if exit_layers is None else list(exit_layers)
+    outside = [layer for layer in layers if not 1 <= layer < num_layers]
+    if outside:
+        raise CheckpointError(
+            f"exit_layers {outside} lie outside 1..{num_layers - 1}: the model has {num_layers} decoder layers "
+            "and the last one always speaks"
+        )
+    return [layer for layer in layers if layer >= min_exit_layer]

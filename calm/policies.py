@@ -1,0 +1,71 @@
+"""Policies: when a row may leave. Full, Static, Confident, Oracle, Replay.
+
+A policy knows neither model nor cache. The decoders ask it two things: a fixed depth for a row and step, if it
+has one, and whether a confidence crosses. The oracle is a decoder's matter: it needs the full stack's answer.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .config import Measure
+from .errors import ConfigError
+from .thresholds import ThresholdSchedule
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """Every layer for every token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Static:
+    """The same ``layer`` for every token (1..L): a model cut there."""
+
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Confident:
+    """Leave after the first checked layer whose confidence reaches the threshold (CALM section 3.3)."""
+
+    measure: Measure
+    schedule: ThresholdSchedule
+    agreement_k: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle:
+    """First layer whose argmax equals that of the full stack over the row's own early-exit cache (CALM section 3.2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Leave where recorded layers say: ``layers[example id][step]``; full depth beyond the recording."""
+
+    layers: Mapping[str, Sequence[int]]
+
+
+Policy = Full | Static | Confident | Oracle | Replay
+
+
+def fixed_depth(policy: Policy, example_id: str, step: int, num_layers: int) -> int | None:
+    """The depth that the policy fixes for this row and step; None where confidences decide.
+
+    Raises:
+        ConfigError: the depth lies outside 1..L.
+    """
+    match policy:
+        case Full():
+            return num_layers
+        case Static(layer):
+            depth = layer
+        case Replay(layers):
+            recorded = layers.get(example_id, ())
+            depth = recorded[step] if step < len(recorded) else num_layers
+        case Confident(schedule=schedule):
+            return num_layers if schedule.exits_off else None
+        case Oracle():
+            return None
+    if not 1 <= depth <= num_layers:
+        raise ConfigError(f"depth {depth} lies outside 1..{num_layers}: the model has {num_layers} decoder layers")
+    return depth
