@@ -305,6 +305,7 @@ class CalibrationConfig:
     error_prob: float = 0.05
     n: int | None = None  # None: every family of the calibration split
     grid_size: int = 20  # thresholds below 1.0, from confidence quantiles on dev
+    per_layer: bool = False  # one threshold per layer, along a path of per-layer quantiles fixed on dev
     dev_rows: int = 300
     schedule: Schedule = Schedule.auto
     tau: float = 4.0

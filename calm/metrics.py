@@ -79,7 +79,9 @@ def bootstrap_ci(
     return float(low), float(high)
 
 
-_ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|vs|cf|mr|mrs|ms|dr|prof|st|no|fig|inc|ltd|jr|sr|approx)|\b[A-Za-z])\.$", re.I)
+_ABBREVIATION = re.compile(
+    r"(?:\b(?:e\.g|i\.e|etc|vs|cf|mr|mrs|ms|dr|prof|st|no|fig|inc|ltd|jr|sr|approx)|\b[A-Za-z])\.$", re.I
+)
 _BOUNDARY = re.compile(r"[.!?…][\"'”’)\]]*(?=\s)|[。！？]|\n[ \t]*\n")
 
 

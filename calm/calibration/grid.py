@@ -8,6 +8,7 @@ place, not many. A grid is scalar, or a path of vectors with one threshold per l
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -18,6 +19,11 @@ from ..records import DecodeTrace
 
 Threshold = float | tuple[float, ...]
 BELOW_ONE = float(np.nextafter(np.float32(1.0), np.float32(0.0)))  # the largest threshold that still lets 1.0 exit
+
+
+def point_from_json(value: Any) -> Threshold:
+    """A threshold, or the vector of one per layer, as JSON holds it."""
+    return tuple(float(v) for v in value) if isinstance(value, list) else float(value)
 
 
 def as_float32(value: float) -> float:

@@ -29,11 +29,11 @@ def _checked(mean_loss: ArrayLike, n: ArrayLike, tolerance: ArrayLike) -> tuple[
     rows = np.asarray(n, dtype=np.int64)
     limit = np.asarray(tolerance, dtype=np.float64)
     if not ((mean >= 0.0) & (mean <= 1.0)).all():
-        raise CalibrationError(f"a mean loss must lie in [0, 1], got {mean_loss}")
+        raise CalibrationError(f"a mean loss must lie in [0, 1], got {mean_loss!r}")
     if not (rows >= 1).all():
-        raise CalibrationError(f"a p-value needs n >= 1 rows, got {n}")
+        raise CalibrationError(f"a p-value needs n >= 1 rows, got {n!r}")
     if not ((limit > 0.0) & (limit < 1.0)).all():
-        raise CalibrationError(f"tolerance must lie in (0, 1), got {tolerance}")
+        raise CalibrationError(f"tolerance must lie in (0, 1), got {tolerance!r}")
     return mean, rows, limit
 
 
@@ -73,7 +73,9 @@ def needed_n(tolerance: float, error_prob: float, mean_loss: float = 0.0) -> int
     """
     check_range("error_prob", error_prob, 0, 1, open_low=True, open_high=True)
     if not 0.0 <= mean_loss < tolerance:
-        raise CalibrationError(f"mean loss {mean_loss} is not below tolerance {tolerance}: no number of rows certifies it")
+        raise CalibrationError(
+            f"mean loss {mean_loss} is not below tolerance {tolerance}: no number of rows certifies it"
+        )
     start, stop = 1, 1024
     while True:
         candidates = np.arange(start, stop)

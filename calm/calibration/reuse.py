@@ -15,9 +15,7 @@ from ..thresholds import ThresholdSchedule
 MARGIN = 1e-6  # a confidence this close to its threshold counts as changed: the row is decoded, not guessed
 
 
-def row_unchanged(
-    trace: DecodeTrace, schedule: ThresholdSchedule, exit_layers: Sequence[int], num_layers: int
-) -> bool:
+def row_unchanged(trace: DecodeTrace, schedule: ThresholdSchedule, exit_layers: Sequence[int], num_layers: int) -> bool:
     """True when decoding with ``schedule`` is sure to give ``trace`` again.
 
     ``trace.confidences[step][layer - 1]`` must hold the measure's confidence at every checked layer up to the
@@ -62,8 +60,4 @@ def changed_rows(
     traces: Sequence[DecodeTrace], schedule: ThresholdSchedule, exit_layers: Sequence[int], num_layers: int
 ) -> list[int]:
     """Indices of the rows that ``schedule`` may decode differently."""
-    return [
-        row
-        for row, trace in enumerate(traces)
-        if not row_unchanged(trace, schedule, exit_layers, num_layers)
-    ]
+    return [row for row, trace in enumerate(traces) if not row_unchanged(trace, schedule, exit_layers, num_layers)]

@@ -1,0 +1,171 @@
+"""What a certificate belongs to: model, tokenizer, arithmetic and every setting that can change a token or an exit.
+
+Hashes are of files and of rows, so that a folder may be copied and a corpus rebuilt without losing its certificate.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import Backfill, DecoderName, Head
+from ..errors import CalibrationError
+from ..records import Example
+
+if TYPE_CHECKING:
+    from ..models.t5 import EarlyExitT5
+
+MODEL_FILES = ("model.safetensors", "exit_classifier.safetensors", "config.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "special_tokens_map.json")
+DECODING_CODE = (
+    "decode*.py",
+    "batch_layers.py",
+    "confidence.py",
+    "thresholds.py",
+    "policies.py",
+    "models/*.py",
+    "data/text.py",
+)
+UNTOLD_KEYS = ("transformers_version", "_name_or_path")  # who wrote the file, not what is in it
+
+
+@cache
+def code_version() -> str:
+    """The package's version and a hash of the code that decodes, so that no cache outlives a change of it."""
+    digest = hashlib.sha256()
+    root = Path(__file__).resolve().parents[1]
+    for pattern in DECODING_CODE:
+        for path in sorted(root.glob(pattern)):
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    try:
+        released = version("calm-t5")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        released = "0"
+    return f"{released}+{digest.hexdigest()[:12]}"
+
+
+def hash_json(value: Any) -> str:
+    """sha256 of the canonical JSON of ``value``."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_rows(examples: Iterable[Example]) -> str:
+    """sha256 over ids, families, sources and targets, in order."""
+    digest = hashlib.sha256()
+    for example in examples:
+        row = json.dumps([example.id, example.family, example.source, example.target])  # escapes lone surrogates
+        digest.update(row.encode() + b"\n")
+    return digest.hexdigest()
+
+
+def hash_files(folder: str | Path, names: Sequence[str]) -> str:
+    """sha256 over those of ``names`` that the folder has; JSON files by content, whoever wrote them.
+
+    Raises:
+        CalibrationError: it has none of them.
+    """
+    digest = hashlib.sha256()
+    found = [name for name in names if (Path(folder) / name).is_file()]
+    if not found:
+        raise CalibrationError(f"{folder} holds none of {', '.join(names)}; calibrate a complete model folder")
+    for name in found:
+        path = Path(folder) / name
+        if path.suffix == ".json":
+            content = json.loads(path.read_text(encoding="utf-8"))
+            content = (
+                {k: v for k, v in content.items() if k not in UNTOLD_KEYS} if isinstance(content, dict) else content
+            )
+            file_hash = hash_json(content)
+        else:
+            with path.open("rb") as file:
+                file_hash = hashlib.file_digest(file, "sha256").hexdigest()
+        digest.update(f"{name}\0{file_hash}\n".encode())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """Everything besides the threshold that decides what a row decodes to.
+
+    Attributes:
+        model: hash of weights, exit classifier and config.json.
+        tokenizer: hash of the tokenizer's files.
+        dtype: arithmetic of the decode, such as ``float32``.
+        head: full, screened or candidates.
+        exit_layers: checked layers, ascending.
+        num_layers: L.
+        max_target_tokens: N.
+        max_source_tokens, source_prefix, truncate: how a source becomes ids.
+        backfill: what layers above an exit keep.
+        decoder, rule: who decoded the risk table. Recorded, not compared: row-exact rules give the same tokens.
+    """
+
+    model: str
+    tokenizer: str
+    dtype: str
+    exit_layers: tuple[int, ...]
+    num_layers: int
+    max_target_tokens: int
+    max_source_tokens: int
+    head: str = Head.full.value
+    backfill: str = Backfill.project.value
+    source_prefix: str = ""
+    truncate: str = "head"
+    decoder: str = DecoderName.batch.value
+    rule: str = "own"
+
+    @classmethod
+    def of(
+        cls,
+        model: "EarlyExitT5",
+        folder: str | Path,
+        *,
+        dtype: str,
+        backfill: Backfill = Backfill.project,
+        head: Head = Head.full,
+        decoder: DecoderName = DecoderName.batch,
+        rule: str = "own",
+    ) -> "ModelIdentity":
+        """The identity of a loaded model and the folder that it was loaded from."""
+        settings = model.settings
+        return cls(
+            model=hash_files(folder, MODEL_FILES),
+            tokenizer=hash_files(folder, TOKENIZER_FILES),
+            dtype=dtype,
+            exit_layers=tuple(settings.exit_layers),
+            num_layers=model.num_layers,
+            max_target_tokens=settings.max_target_tokens,
+            max_source_tokens=settings.max_source_tokens,
+            head=head.value,
+            backfill=backfill.value,
+            source_prefix=settings.source_prefix,
+            truncate=settings.truncate,
+            decoder=decoder.value,
+            rule=rule,
+        )
+
+    def differences(self, other: "ModelIdentity") -> list[str]:
+        """Fields in which the two would decode differently, each with both values."""
+        names = [field.name for field in fields(self) if field.name not in ("decoder", "rule")]
+        return [
+            f"{name}: {_shown(getattr(self, name))} here, {_shown(getattr(other, name))} asked"
+            for name in names
+            if getattr(self, name) != getattr(other, name)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "exit_layers": list(self.exit_layers)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "ModelIdentity":
+        return cls(**{**values, "exit_layers": tuple(values["exit_layers"])})
+
+
+def _shown(value: Any) -> str:
+    text = str(list(value)) if isinstance(value, tuple) else repr(value)
+    return text[:13] + "…'" if isinstance(value, str) and len(value) == 64 else text
