@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from .config import CONF_DIR, register
 from .errors import ConfigError
@@ -26,6 +26,7 @@ T = TypeVar("T")
 Run = Callable[[T, Path], int | None]
 _PATHS = ("path", "cache_dir", "pretrained", "checkpoint", "resume", "output")
 _OVERRIDES = "overrides.json"
+_CONFIG_DIR = ("--config-dir", "-cd")
 _job: list[str] = []
 
 
@@ -49,24 +50,32 @@ def job_overrides() -> list[str]:
     return list(_job)
 
 
+def settings(name: str, schema: type[T], argv: Sequence[str]) -> T:
+    """The settings that a command line gives; makes no folder. For tests and notebooks.
+
+    Raises ConfigError and what Hydra, OmegaConf and YAML raise.
+    """
+    options, overrides = _prepared(schema, argv)
+    _register(create=False)
+    return _settings(_compose(name, [*_own_configs(options), *overrides]), schema, overrides)
+
+
 def _main(name: str, schema: type[T], run: Run[T], argv: Sequence[str]) -> int:
     codes: list[int] = []
+
+    def job(cfg: Any) -> None:
+        codes.append(_run_job(cfg, schema, run))
+
     try:
-        options, typed = split(argv)
-        typed = _resumed(readable(typed, schema, sweep=is_sweep(options)), schema)
-        register()
-        plain, own_dir = _plain_run(options)
-        forget_run_dir()
-        _register_run_dir(create=plain or is_sweep(options))
+        options, overrides = _prepared(schema, argv)
+        plain = _is_plain(options)
         if plain:
-            _settings(_compose(name, [*own_dir, *typed]), schema, typed)
+            settings(name, schema, argv)  # a mistake is answered before any folder is made
+        forget_run_dir()
+        _register(create=plain or is_sweep(options))
         if not is_first_process() or RUN_DIR_ENV in os.environ:
-            typed += ["hydra.output_subdir=null", "hydra.job_logging.root.handlers=[console]"]
-
-        def job(cfg: Any) -> None:
-            codes.append(_run_job(cfg, schema, run))
-
-        _hydra_main(name, job, [*options, *typed])
+            overrides += ["hydra.output_subdir=null", "hydra.job_logging.root.handlers=[console]"]
+        _hydra_main(name, job, [*options, *overrides])
     except Exception as error:
         return _report(error)
     except KeyboardInterrupt:
@@ -78,12 +87,21 @@ def _main(name: str, schema: type[T], run: Run[T], argv: Sequence[str]) -> int:
     return max(codes, default=0)
 
 
-def _plain_run(options: list[str]) -> tuple[bool, list[str]]:
-    """Whether one plain run is asked for, and the user's own --config-dir as an override."""
+def _prepared(schema: type, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    options, typed = split(argv)
+    return options, _resumed(readable(typed, schema, sweep=is_sweep(options)), schema)
+
+
+def _is_plain(options: Sequence[str]) -> bool:
+    """True where one run is asked for, with nothing but perhaps the user's own folder of YAML files."""
     rest = [word for word in options if word not in ("--run", "-r")]
-    if len(rest) == 2 and rest[0] in ("--config-dir", "-cd"):
-        return True, [f"hydra.searchpath=[{quoted('file://' + os.path.abspath(rest[1]))}]"]
-    return not rest, []
+    return not rest or (len(rest) == 2 and rest[0] in _CONFIG_DIR)
+
+
+def _own_configs(options: Sequence[str]) -> list[str]:
+    """The folder given with --config-dir, as an override."""
+    found = [after for word, after in zip(options, options[1:], strict=False) if word in _CONFIG_DIR]
+    return [f"hydra.searchpath=[{quoted('file://' + os.path.abspath(folder))}]" for folder in found]
 
 
 def _run_job(cfg: Any, schema: type[T], run: Run[T]) -> int:
@@ -124,9 +142,11 @@ def _patched(argv: list[str]) -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = full
 
 
-def _register_run_dir(create: bool) -> None:
+def _register(create: bool) -> None:
+    """Hand Hydra the schemas and the run folder; ``create`` false only names the folder."""
     from omegaconf import OmegaConf
 
+    register()
     OmegaConf.register_new_resolver("calm.run_dir", lambda name: run_dir(name, create=create), replace=True)
 
 
@@ -141,13 +161,14 @@ def _settings(cfg: Any, schema: type[T], overrides: Sequence[str]) -> T:
     """Plain objects from the composed settings. Raises ConfigError, naming key and value."""
     from omegaconf import OmegaConf
 
-    if "model" in {each.name for each in fields(cast(Any, schema))}:
+    if "model" in cfg:
         _check_model(cfg)
     if "data" in cfg and cfg.data is not None and OmegaConf.is_missing(cfg.data, "name"):
         _fill_data(cfg, overrides, required="model" in cfg)
     config = OmegaConf.to_object(cfg)
     assert isinstance(config, schema)
-    return _expanded(config)
+    _expand_home(config)
+    return config
 
 
 def _check_model(cfg: Any) -> None:
@@ -189,15 +210,14 @@ def _fill_data(cfg: Any, overrides: Sequence[str], required: bool) -> None:
         cfg.data = None
 
 
-def _expanded(config: Any) -> Any:
+def _expand_home(config: Any) -> None:
     """``~/x`` in a path setting means the home folder; the shell expands it only at the start of a word."""
     for each in fields(config):
         value = getattr(config, each.name)
         if is_dataclass(value):
-            _expanded(value)
+            _expand_home(value)
         elif each.name in _PATHS and isinstance(value, str) and value.startswith("~"):
             setattr(config, each.name, os.path.expanduser(value))
-    return config
 
 
 def _resumed(overrides: list[str], schema: type) -> list[str]:

@@ -1,0 +1,139 @@
+"""Every YAML that is shipped composes into checked objects, and the choices combine as a user expects."""
+
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calm.cli import settings
+from calm.config import CONF_DIR, CalibrateConfig, ShapeConfig, Table1Config, TrainConfig, register
+from calm.errors import ConfigError
+
+PROGRAMS = sorted(path.stem for path in CONF_DIR.glob("*.yaml") if path.stem != "common")
+
+
+def choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF_DIR / group).glob("*.yaml"))
+
+
+def schema_of(program: str) -> type:
+    """The dataclass that ``<program>_schema`` stores."""
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    register()
+    kind = OmegaConf.get_type(ConfigStore.instance().load(f"{program}_schema.yaml").node)
+    assert kind is not None
+    return kind
+
+
+def train(*argv: str) -> TrainConfig:
+    return settings("train", TrainConfig, argv)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_program_composes_without_a_choice_or_says_what_to_choose(program: str) -> None:
+    schema = schema_of(program)
+    if "model" in {each.name for each in fields(schema)}:
+        with pytest.raises(ConfigError, match="no model chosen"):
+            settings(program, schema, [])
+    else:
+        assert isinstance(settings(program, schema, []), schema)
+
+
+@pytest.mark.parametrize("name", choices("model"))
+def test_every_model_composes_with_its_own_corpus(name: str) -> None:
+    config = train(f"+model={name}")
+    assert config.model is not None and (config.model.pretrained is None) != (config.model.shape is None)
+    assert config.data.name in choices("data")
+
+
+@pytest.mark.parametrize("name", choices("data"))
+def test_every_corpus_composes_with_every_program(name: str) -> None:
+    assert train("+model=tiny", f"data={name}").data.name == name
+    for program in PROGRAMS:
+        schema = schema_of(program)
+        if program != "train" and "data" in {each.name for each in fields(schema)}:
+            config: Any = settings(program, schema, [f"data={name}"])
+            assert config.data.name == name
+
+
+@pytest.mark.parametrize("name", choices("experiment"))
+def test_every_experiment_composes(name: str) -> None:
+    assert isinstance(train(f"+experiment={name}"), TrainConfig)
+
+
+@pytest.mark.parametrize(
+    ("argv", "model", "data"),
+    [
+        (["+model=tiny"], "tiny", "restaurants"),
+        (["+model=tiny", "data=debian"], "tiny", "debian"),
+        (["data=debian", "+model=tiny"], "tiny", "debian"),
+        (["+model=small"], "t5-v1_1-small", "cnn_dailymail"),
+        (["+model=base", "data=xsum"], "t5-v1_1-base", "xsum"),
+        (["+model=large"], "t5-v1_1-large", "cnn_dailymail"),
+        (["+experiment=demo"], "tiny", "restaurants"),
+        (["+experiment=demo", "data=debian"], "tiny", "debian"),
+        (["+experiment=paper_small"], "t5-v1_1-small", "cnn_dailymail"),
+        (["+experiment=paper_small", "model=base"], "t5-v1_1-base", "cnn_dailymail"),
+    ],
+)
+def test_model_and_corpus_combine(argv: list[str], model: str, data: str) -> None:
+    config = train(*argv)
+    assert config.model is not None
+    assert (config.model.name, config.data.name) == (model, data)
+
+
+def test_the_paper_recipes_hold_the_papers_numbers() -> None:
+    small, base = train("+experiment=paper_small"), train("+experiment=paper_base")
+    assert (small.finetune.steps, small.finetune.batch_size) == (40_000, 16)
+    assert (base.finetune.steps, base.finetune.batch_size) == (300_000, 4)
+    for config in (small, base):
+        assert config.data.max_source_tokens == 512
+        assert config.data.max_article_tokens == 1024
+        assert config.finetune.optimizer.value == "adafactor"
+    assert settings("table1", Table1Config, []).given == {"softmax": 0.85, "classifier": 0.9, "state": 0.95}
+    given = settings("table1", Table1Config, ["given.classifier=.92", "given.state=.96"]).given
+    assert given == {"softmax": 0.85, "classifier": 0.92, "state": 0.96}
+
+
+def test_a_published_checkpoint_can_be_taken_from_a_folder() -> None:
+    config = train("+model=small", "model.pretrained=some/folder")
+    assert config.model is not None and config.model.pretrained == "some/folder"
+
+
+def test_users_add_a_model_and_a_corpus_without_a_fork(tmp_path: Path) -> None:
+    for group, text in {"model": "pretrained: here", "data": "path: x.jsonl"}.items():
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "mine.yaml").write_text(f"defaults: [_schema, _self_]\nname: mine\n{text}\n")
+    config = train("--config-dir", str(tmp_path), "+model=mine", "data=mine")
+    assert config.model is not None
+    assert (config.model.pretrained, config.data.path) == ("here", "x.jsonl")
+
+
+def test_nothing_chosen_means_the_corpus_of_the_checkpoint(tmp_path: Path) -> None:
+    trained = train("+model=tiny", "data=debian", "data.max_source_tokens=48").data
+    import json
+
+    (tmp_path / "early_exit.json").write_text(json.dumps({"data": asdict(trained)}))
+    assert train(f"checkpoint={tmp_path}").data == trained
+    again = train(f"checkpoint={tmp_path}", "data.max_eval_rows=7").data
+    assert (again.name, again.max_source_tokens, again.max_eval_rows) == ("debian", 48, 7)
+    assert train(f"checkpoint={tmp_path}", "data=restaurants").data.name == "restaurants"
+    for program, schema in (("table1", Table1Config), ("calibrate", CalibrateConfig)):
+        assert settings(program, schema, [f"checkpoint={tmp_path}"]).data is None
+        mixed = settings(program, schema, [f"checkpoint={tmp_path}", "data.max_eval_rows=7"]).data
+        assert mixed is not None and (mixed.name, mixed.max_eval_rows) == ("debian", 7)
+
+
+def test_below_the_border_there_are_only_plain_objects() -> None:
+    def check(value: Any, where: str) -> None:
+        assert type(value).__module__.split(".")[0] != "omegaconf", where
+        if is_dataclass(value):
+            for each in fields(value):
+                check(getattr(value, each.name), f"{where}.{each.name}")
+
+    config = train("+model=tiny")
+    check(config, "config")
+    assert config.model is not None and isinstance(config.model.shape, ShapeConfig)
