@@ -5,12 +5,13 @@ head are all computed chunk by chunk in the forward pass; the backward only scal
 chunk, whatever the number of layers, tokens or vocabulary entries. It knows neither models nor settings.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 CHUNK_ELEMENTS_CPU = 2**20  # logits of one chunk: 4 MiB in fp32, so that its passes stay near the caches
 CHUNK_ELEMENTS_GPU = 2**26
@@ -72,7 +73,7 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: Any,
         rows: Tensor,
         head: Tensor,
         labels: Tensor,
@@ -113,12 +114,12 @@ class _HeadLoss(torch.autograd.Function):
                     else:
                         d_head += low_grad.T @ weighted
         ctx.save_for_backward(d_rows, d_head)
-        ctx.head_dtype = head.dtype  # type: ignore[attr-defined]
+        ctx.head_dtype = head.dtype
         ctx.mark_non_differentiable(nll)
         return total, nll
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, _grad_nll: Tensor) -> tuple[Tensor | None, ...]:
         d_rows, d_head = ctx.saved_tensors
         rows = None if d_rows is None else d_rows * grad_total.to(d_rows.dtype)
@@ -148,17 +149,9 @@ def exit_cross_entropy(
     """
     if chunk is None:
         chunk = rows_per_chunk(rows.shape[1], head.shape[0], rows.device)
-    total, nll = _HeadLoss.apply(
-        rows,
-        head,
-        labels,
-        weights,
-        (smoothing, z_loss, distill),
-        chunk,
-        matmul_dtype(rows),
-        torch.is_grad_enabled(),
-    )
-    return total, nll
+    options = (smoothing, z_loss, distill)
+    apply = cast(Callable[..., tuple[Tensor, Tensor]], _HeadLoss.apply)
+    return apply(rows, head, labels, weights, options, chunk, matmul_dtype(rows), torch.is_grad_enabled())
 
 
 def linear_cross_entropy(
@@ -182,5 +175,5 @@ def head_argmax(
     """Most likely token of every row at every exit, one chunk of logits at a time."""
     if chunk is None:
         chunk = rows_per_chunk(rows.shape[1], head.shape[0], rows.device)
-    parts = [(piece @ head.T).argmax(-1) for piece in rows.split(chunk)] if len(rows) else []
+    parts = [(piece @ head.T).argmax(-1) for piece in torch.split(rows, chunk)] if len(rows) else []
     return torch.cat(parts) if parts else torch.zeros(rows.shape[:2], dtype=torch.long, device=rows.device)
