@@ -50,7 +50,7 @@ class Progress:
             if stats:
                 self._bar.set_postfix(self._stats, refresh=False)
             self._bar.update(count)
-        elif self.shown and (self.done >= self.total or time.monotonic() - self._last >= self._every):
+        elif self.shown and ((count and self.done >= self.total) or time.monotonic() - self._last >= self._every):
             self._line()
 
     def _line(self) -> None:

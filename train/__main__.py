@@ -1,0 +1,29 @@
+"""Train a T5 whose decoder layers all speak, its exit classifier, and certify exit thresholds.
+
+python -m train +model=tiny
+python -m train +model=base data=cnn_dailymail finetune.steps=300000 finetune.batch_size=4
+python -m train resume=runs/train/<time>
+"""
+
+from pathlib import Path
+
+from calm.cli import job_overrides, program
+from calm.config import TrainConfig
+
+from .launch import launch, process_count
+
+
+def run(config: TrainConfig, run_dir: Path) -> int:
+    """Start one process per core where that is fastest, else train here."""
+    count = process_count(config)
+    if count > 1:
+        return launch(count, job_overrides(), run_dir)
+    from .run import train  # torch and transformers take seconds: the parent needs neither
+
+    return train(config, run_dir)
+
+
+main = program("train", TrainConfig, run)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""A run: its stages, one after the other, in one folder, under one lock and one tracker."""
+
+import logging
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.state import AcceleratorState, GradientState
+
+from calm.checkpoint import read_json, sha256_file, write_json
+from calm.config import Stage, TrainConfig
+from calm.environment import environment
+from calm.errors import CheckpointError, ConfigError
+from calm.locking import RunLock
+from calm.models import folder as model_folder
+from calm.models.t5 import EarlyExitT5
+from calm.records import RunRecord
+from calm.tracking import Tracker
+
+from .context import Context, build_accelerator, explained
+from .exit_classifier import fit_classifier
+from .launch import LAUNCHED
+from .loop import Finetune
+from .rows import EncodedRows
+from .settings import plain
+from .setup import Start, start
+from .signals import Signals, die_with_parent
+from .state import folder_of
+from .whole import whole_model
+
+log = logging.getLogger(__name__)
+
+DONE = "stages.json"
+
+
+def train(config: TrainConfig, run_dir: Path) -> int:
+    """All of a run in this process, which may be one of several. Returns the exit status.
+
+    0 done; 130 after SIGINT and 143 after SIGTERM, both with a checkpoint written when training had begun.
+    """
+    if os.environ.get(LAUNCHED):
+        die_with_parent()
+    if config.stage in (Stage.classifier, Stage.calibrate) and config.checkpoint is None and config.resume is None:
+        raise ConfigError(f"stage={config.stage.value} needs a trained model: give checkpoint=<model folder>")
+    signals = Signals()
+    signals.install()
+    first = int(os.environ.get("RANK", "0")) == 0
+    run_dir.mkdir(parents=True, exist_ok=True)
+    lock = RunLock(run_dir)
+    if first:
+        lock.acquire()
+    try:
+        context = Context(config, run_dir, build_accelerator(config), signals)
+        return _tracked(context)
+    except Exception as error:
+        advice = explained(error, config)
+        if advice is None:
+            raise
+        raise advice from error
+    finally:
+        lock.release()
+        _leave_processes()
+
+
+def _leave_processes() -> None:
+    """Forget the process group and accelerate's singletons: a sweep runs several jobs in one process."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def _tracked(context: Context) -> int:
+    """Stages under a tracker that is always finished, with the status that the run leaves with."""
+    started, clock = time.strftime("%Y-%m-%dT%H:%M:%S%z"), time.monotonic()
+    settings = plain(context.config)
+    if context.main:
+        context.tracker = Tracker(context.run_dir, context.config.tracking, "train", settings)
+    status = 1
+    try:
+        _stages(context)
+        status = 0
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+        if context.main:
+            context.say(f"left with status {status}; go on with: python -m train resume={context.run_dir}")
+    finally:
+        if context.main:
+            record = RunRecord("train", settings, environment(), started, time.monotonic() - clock)
+            _record(context, record)
+            if context.tracker:
+                context.tracker.finish(status)
+    return status
+
+
+def _record(context: Context, record: RunRecord) -> None:
+    try:
+        write_json(context.run_dir / "run.json", asdict(record))
+    except CheckpointError as error:  # the error that ended the run is the one to show
+        log.warning("%s", error)
+
+
+def _stages(context: Context) -> None:
+    config = context.config
+    device = context.device.type
+    context.say(
+        f"{context.world} process(es) on {device}, {context.accelerator.mixed_precision} autocast, {context.run_dir}"
+    )
+    begun = start(context)
+    _record_start(context, begun)
+    output = Path(config.output) if config.output else context.run_dir / "model"
+    model = begun.model
+    done = Done(context, output)
+    if config.stage in (Stage.all, Stage.finetune):
+        model = _finetune(context, begun, output, done)
+    if config.stage in (Stage.all, Stage.classifier):
+        _classifier(context, model, begun, output, done)
+    if config.stage in (Stage.all, Stage.calibrate):
+        where = output if config.stage is Stage.all else Path(config.checkpoint or output)
+        context.event("stage", begun.state.step, stage="calibrate", settings=plain(config.calibration))
+        from .calibrate import run_calibration
+
+        run_calibration(context, begun.corpus, where)
+
+
+def _record_start(context: Context, begun: Start) -> None:
+    """What this run is, and what a resumed one does differently from before."""
+    state = begun.state
+    if context.tracker:
+        context.tracker.settings("environment", environment())
+        context.tracker.settings("corpus", {"name": begun.corpus.name, "hash": begun.corpus.content_hash})
+    if begun.checkpoint is None:
+        return
+    told = {key: {"old": old, "new": new} for key, (old, new) in begun.changed.items()}
+    state.history.append({"step": state.step, "event": "resume", "changed": told})
+    context.event("resume", state.step, checkpoint=str(begun.checkpoint), changed=told)
+    for key, (old, new) in begun.changed.items():
+        context.say(f"changed since step {state.step}: {key}: {old} -> {new}")
+
+
+class Done:
+    """Which stages of this run are done, in ``stages.json``, so that a resumed run does not repeat them."""
+
+    def __init__(self, context: Context, output: Path) -> None:
+        self._context, self._output = context, output
+        self._path = context.run_dir / DONE
+        self._stages: dict[str, Any] = {}
+        if context.config.resume is not None and self._path.is_file():
+            self._stages = read_json(self._path)
+
+    def has(self, stage: str, settings: Any) -> bool:
+        """Done with these settings, and its model still where it was written, unchanged."""
+        weights = self._output / model_folder.WEIGHTS
+        entry = self._stages.get(stage)
+        if entry is None or entry["settings"] != settings or not weights.is_file():
+            return False
+        return bool(entry["weights"] == sha256_file(weights))
+
+    def add(self, stage: str, settings: Any) -> None:
+        """In the first process."""
+        entry = {"settings": settings, "weights": sha256_file(self._output / model_folder.WEIGHTS)}
+        self._stages[stage] = entry
+        write_json(self._path, self._stages)
+
+
+def _finetune(context: Context, begun: Start, output: Path, done: Done) -> EarlyExitT5:
+    """Stage 1; leaves the best weights in ``output`` and returns that model."""
+    config, state = context.config.finetune, begun.state
+    settings = plain(config)
+    if done.has("finetune", settings):
+        context.say(f"finetune: done before, its model is {output}")
+        return _load(context, output)
+    context.event("stage", state.step, stage="finetune")
+    if context.tracker:
+        context.tracker.settings("finetune", settings)
+    dev = begun.corpus.splits["dev"]
+    loop = Finetune(context, begun.model, begun.corpus.splits["train"], dev, state, begun.checkpoint)
+    loop.run()
+    model = whole_model(loop.model)
+    if 0 <= state.best.step != state.step:
+        context.say(f"the best model by validation is that of step {state.best.step}")
+        model = _load(context, folder_of(context.run_dir, state.best.step) / "model")
+
+    def write() -> None:
+        model_folder.save(model, output)
+        done.add("finetune", settings)
+
+    context.on_main(write)
+    return _load(context, output)
+
+
+def _load(context: Context, folder: Path) -> EarlyExitT5:
+    return model_folder.load(folder, context.device)
+
+
+def _classifier(context: Context, model: EarlyExitT5, begun: Start, output: Path, done: Done) -> None:
+    """Stage 2 on the frozen backbone; leaves the model with its classifier in ``output``."""
+    config = context.config
+    settings = plain(config.classifier)
+    if config.stage is Stage.all and done.has("classifier", settings) and model.settings.has_classifier:
+        context.say("classifier: done before")
+        return
+    step = begun.state.step
+    context.event("stage", step, stage="classifier")
+    if context.tracker:
+        context.tracker.settings("classifier", settings)
+    model.to(context.device)
+    fit_classifier(
+        model,
+        EncodedRows(model, begun.corpus.splits["train"]),
+        EncodedRows(model, begun.corpus.splits["dev"]),
+        config.classifier,
+        tracker=context.tracker,
+        device=context.device,
+        seed=config.seed,
+        first_step=step,
+        report_path=context.run_dir / "classifier.json",
+    )
+
+    def write() -> None:
+        model_folder.save(model, output)
+        done.add("classifier", settings)
+
+    context.on_main(write)

@@ -1,0 +1,163 @@
+"""What a run starts from: a new model, a model folder, or the newest good checkpoint of an earlier run."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from calm.checkpoint import atomic_folder
+from calm.config import DataConfig, ShapeConfig, TrainConfig
+from calm.data import Corpus, format_audit, load_corpus, token_audit, training_texts
+from calm.data.tokenizer import train_tokenizer
+from calm.errors import CheckpointError, ConfigError
+from calm.models import folder as model_folder
+from calm.models.build import build_from_published, build_from_scratch
+from calm.models.settings import EarlyExitSettings, default_exit_layers
+from calm.models.t5 import EarlyExitT5
+
+from .context import Context
+from .settings import changes, check_changes, plain
+from .state import TrainerState, newest_valid, steps_in
+
+log = logging.getLogger(__name__)
+
+SPLITS = ("train", "dev", "calibration")
+
+
+@dataclass
+class Start:
+    """A model, its corpus, and where training stands. ``checkpoint`` is the folder resumed from, if any."""
+
+    model: EarlyExitT5
+    corpus: Corpus
+    state: TrainerState
+    checkpoint: Path | None = None
+    changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+
+
+def resume_point(context: Context) -> Path | None:
+    """The checkpoint that ``resume=`` means; ``resume=auto`` starts anew in a folder without any.
+
+    Says which damaged ones were passed over.
+    Raises CheckpointError when there is none to go on from.
+    """
+    asked = context.config.resume
+    if asked is None or (asked == "auto" and not steps_in(context.run_dir)):
+        return None
+    checkpoint, skipped = newest_valid(context.run_dir if asked == "auto" else Path(asked))
+    for line in skipped:
+        context.say(line)
+    context.say(f"resuming from {checkpoint}")
+    return checkpoint
+
+
+def start(context: Context, splits: Sequence[str] = SPLITS) -> Start:
+    """Build or load the model and read its corpus.
+
+    Raises ConfigError for a resumed run whose settings make it another run.
+    """
+    config = context.config
+    settings = plain(config)
+    checkpoint = resume_point(context)
+    if checkpoint is not None:
+        state = TrainerState.read(checkpoint)
+        changed = changes(state.settings, settings)
+        check_changes(changed, config.allow_override)
+        _move_on(state, changed)
+        model = model_folder.load(checkpoint / "model")
+        state.settings = settings
+        return Start(_fitted(model, config), _corpus(context, splits, model.tokenizer), state, checkpoint, changed)
+    torch.manual_seed(config.seed)
+    model, corpus = _new(context, splits)
+    return Start(model, corpus, TrainerState(settings=settings))
+
+
+def _move_on(state: TrainerState, changed: dict[str, tuple[Any, Any]]) -> None:
+    """With another batch size the position means nothing: the next epoch begins, in which each row comes once again."""
+    if "finetune.batch_size" in changed:
+        state.position.epoch, state.position.batch = state.position.epoch + 1, 0
+
+
+def _new(context: Context, splits: Sequence[str]) -> tuple[EarlyExitT5, Corpus]:
+    config = context.config
+    if config.checkpoint is not None:
+        model = _fitted(model_folder.load(config.checkpoint), config)
+        return model, _corpus(context, splits, model.tokenizer)
+    if config.model is None:
+        raise ConfigError("no model chosen: give +model=NAME or checkpoint=FOLDER")
+    settings = _settings(config, exit_layers=[])
+    if config.model.pretrained is not None:
+        model = _fitted(build_from_published(config.model.pretrained, settings), config)
+        return model, _corpus(context, splits, model.tokenizer)
+    shape = config.model.shape
+    assert shape is not None
+    corpus = _corpus(context, splits, None)
+    tokenizer = _new_tokenizer(context, corpus, shape)
+    model = _fitted(build_from_scratch(shape, tokenizer, settings), config)
+    context.on_main(lambda: _say_tokens(context, corpus, tokenizer))
+    return model, corpus
+
+
+def _corpus(context: Context, splits: Sequence[str], tokenizer: PreTrainedTokenizerBase | None) -> Corpus:
+    """Read by the first process first: it fills caches that the others then find."""
+    data = context.config.data
+
+    def read() -> Corpus:
+        return load_corpus(data, splits=splits, tokenizer=tokenizer)
+
+    mine = context.on_main(read)
+    corpus = mine if mine is not None else read()
+    context.say(format_audit(corpus.audit))
+    return corpus
+
+
+def _say_tokens(context: Context, corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> None:
+    corpus.audit["tokens"] = token_audit(corpus.splits, tokenizer, context.config.data)
+    for split, told in corpus.audit["tokens"].items():
+        source, target = told["source"], told["target"]
+        context.say(
+            f"  {split}: source tokens median {source['median']}, max {source['max']}; "
+            f"target tokens median {target['median']}, max {target['max']}; unknown {100 * told['unk_share']:.3g} %"
+        )
+
+
+def _new_tokenizer(context: Context, corpus: Corpus, shape: ShapeConfig) -> PreTrainedTokenizerBase:
+    """Trained once, by the first process, and read from its file by all: one vocabulary in every process."""
+    folder = context.run_dir / "tokenizer"
+
+    def build() -> None:
+        trained = train_tokenizer(training_texts(corpus), shape.vocab_size, shape.lowercase)
+        with atomic_folder(folder) as temporary:
+            trained.save_pretrained(temporary)
+
+    context.on_main(build)
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return tokenizer
+
+
+def _settings(config: TrainConfig, exit_layers: list[int]) -> EarlyExitSettings:
+    data: DataConfig = config.data
+    return EarlyExitSettings(
+        exit_layers=exit_layers,
+        max_source_tokens=data.max_source_tokens,
+        max_target_tokens=data.max_target_tokens,
+        source_prefix=data.source_prefix,
+        truncate=data.truncate.value,
+        data=plain(data),
+    )
+
+
+def _fitted(model: EarlyExitT5, config: TrainConfig) -> EarlyExitT5:
+    """Give the model the run's lengths, corpus and exits; a trained exit classifier stays."""
+    trained = model.settings.has_classifier
+    try:
+        layers = default_exit_layers(model.num_layers, config.exit_layers, config.min_exit_layer)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
+    model.settings = _settings(config, layers)
+    model.settings.has_classifier = trained
+    return model

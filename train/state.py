@@ -1,0 +1,150 @@
+"""Training checkpoints: ``checkpoints/step-000123/{model/, optimizer.*, trainer_state.json, MANIFEST.json}``.
+
+Each is complete or absent. ``latest`` and ``best`` beside them name folders; whoever resumes does not trust them
+but takes the newest folder whose files match their hashes. There is no random state to keep: order and dropout
+are functions of seed and step.
+"""
+
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from calm.checkpoint import atomic_folder, failpoint, read_json, verify_manifest, write_atomic, write_json
+from calm.errors import CheckpointError
+from calm.models import folder as model_folder
+from calm.models.t5 import EarlyExitT5
+
+from .batches import Position
+from .optim import save_optimizer
+
+FORMAT = 1
+STATE = "trainer_state.json"
+
+
+@dataclass
+class Window:
+    """Sums since the last log line; kept in checkpoints, so that a resumed run logs the same means."""
+
+    loss: float = 0.0
+    tokens: int = 0
+    layer_losses: dict[str, float] = field(default_factory=dict)
+    layer_tokens: dict[str, int] = field(default_factory=dict)
+    bad_steps: int = 0
+
+
+@dataclass
+class Best:
+    """The best validation score so far."""
+
+    step: int = -1
+    rouge_l: float = -1.0
+
+
+@dataclass
+class TrainerState:
+    """Everything besides weights and optimizer that the next step depends on, and what the run has been through.
+
+    Attributes:
+        step: optimizer steps done, bad ones included.
+        bad_in_a_row: skipped steps since the last applied one.
+        validated: step of the last validation.
+        settings: of the run when this was written, plain values.
+        history: what happened: resumes and changed settings, each with its step.
+    """
+
+    step: int = 0
+    position: Position = field(default_factory=Position)
+    tokens: int = 0
+    bad_steps: int = 0
+    bad_in_a_row: int = 0
+    validated: int = 0
+    best: Best = field(default_factory=Best)
+    window: Window = field(default_factory=Window)
+    settings: dict[str, Any] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, folder: Path) -> "TrainerState":
+        """Raises CheckpointError when ``folder``/trainer_state.json has another form."""
+        values = read_json(folder / STATE)
+        if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
+            raise CheckpointError(f"{folder / STATE} was written by another version; resume with that one")
+        try:
+            nested: dict[str, Any] = {"position": Position, "best": Best, "window": Window}
+            parts: dict[str, Any] = {k: nested[k](**value) if k in nested else value for k, value in values.items()}
+            return cls(**parts)
+        except TypeError as error:
+            raise CheckpointError(f"{folder / STATE}: {error}") from None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self)}
+
+
+def folder_of(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"step-{step:06d}"
+
+
+def save_checkpoint(
+    run_dir: Path,
+    model: EarlyExitT5,
+    optimizer: tuple[dict[str, Tensor], dict[str, Any]],
+    kind: str,
+    state: TrainerState,
+) -> Path:
+    """Write one checkpoint. Raises CheckpointError when the disk refuses; earlier ones stay as they are."""
+    target = folder_of(run_dir, state.step)
+    tensors, scalars = optimizer
+    counted = [*model.state_dict().values(), *tensors.values()]
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in counted)
+    if not run_dir.is_dir():
+        raise CheckpointError(f"{run_dir} has vanished: its metrics and checkpoints are gone; the run stops")
+    with atomic_folder(target, failpoints="ckpt", needed=needed) as folder:
+        failpoint("ckpt.before_weights")
+        model_folder.save(model, folder / "model")
+        failpoint("ckpt.after_weights")
+        save_optimizer(folder, tensors, scalars, kind)
+        failpoint("ckpt.after_optimizer")
+        write_json(folder / STATE, state.to_json())
+    point(run_dir, "latest", target)
+    return target
+
+
+def point(run_dir: Path, name: str, target: Path) -> None:
+    """``checkpoints/<name>`` holds the name of a folder beside it."""
+    write_atomic(run_dir / "checkpoints" / name, target.name + "\n")
+
+
+def steps_in(run_dir: Path) -> list[Path]:
+    """Checkpoint folders of a run, newest first, valid or not."""
+    return sorted((run_dir / "checkpoints").glob("step-*"), key=lambda path: path.name, reverse=True)
+
+
+def rotate(run_dir: Path, keep: int, best_step: int) -> None:
+    """Delete all but the newest ``keep`` checkpoints and the best one."""
+    for old in steps_in(run_dir)[keep:]:
+        if old != folder_of(run_dir, best_step):
+            shutil.rmtree(old)
+
+
+def newest_valid(where: Path) -> tuple[Path, list[str]]:
+    """The checkpoint to resume from: ``where`` itself, or the newest undamaged one of a run folder.
+
+    Returns it with one line for each newer one that was skipped.
+    Raises CheckpointError when there is none.
+    """
+    if (where / STATE).is_file() or where.name.startswith("step-"):
+        verify_manifest(where)
+        return where, []
+    skipped: list[str] = []
+    for candidate in steps_in(where):
+        try:
+            verify_manifest(candidate)
+        except CheckpointError as error:
+            skipped.append(f"skipped {candidate.name}: {error}")
+            continue
+        return candidate, skipped
+    told = "; ".join(skipped) or "it holds no checkpoints/step-N"
+    raise CheckpointError(f"nothing to resume in {where}: {told}")

@@ -1,0 +1,142 @@
+"""One optimizer step: forward, backward over micro-batches and processes, one mean over all tokens, one update."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from calm.config import FinetuneConfig
+from calm.losses import layer_losses
+from calm.models.t5 import EarlyExitT5
+
+from .batches import Batch, Feed, Share
+
+
+class SpeakingLoss(nn.Module):
+    """The model with its loss as ``forward``, so that DDP and FSDP see all parameters in use."""
+
+    def __init__(self, model: EarlyExitT5, config: FinetuneConfig, seed: int) -> None:
+        super().__init__()
+        self.model = model
+        self._config, self._seed = config, seed
+
+    def forward(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+        """Summed loss, 0-d, differentiable; each layer's summed log-likelihood, negative, (L,), NaN if not computed."""
+        encoded = self.model.encode(batch.source_ids, batch.source_mask)
+        hiddens = self.model.decoder_hiddens(encoded, batch.source_mask, batch.decoder_ids)
+        parts = layer_losses(self.model, hiddens, batch.labels, self._config, step, self._seed)
+        layers = torch.full((self.model.num_layers,), float("nan"), dtype=torch.float64, device=parts.total.device)
+        for layer, value in parts.per_layer.items():
+            layers[layer - 1] = value
+        # a filler keeps collectives in step and adds nothing, not even a NaN
+        return (parts.total, layers) if batch.counted else (parts.total.nan_to_num() * 0.0, layers * 0.0)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step did, equal in all processes.
+
+    Attributes:
+        loss: weighted loss per token of the whole step; NaN or infinite when the step was bad.
+        layer_losses: layer -> plain negative log-likelihood per token, of the layers that the step computed.
+        tokens: target tokens of the whole step, EOS included.
+        bad_rows: ids of rows with a loss that is not finite, or all rows when only the gradients are not.
+        applied: False when the update was skipped.
+        signal: signal that some process received, or 0.
+    """
+
+    loss: float
+    layer_losses: dict[int, float]
+    tokens: int
+    grad_norm: float
+    bad_rows: tuple[str, ...]
+    applied: bool
+    signal: int
+
+
+class Stepper:
+    """Takes optimizer steps. All processes call it with the same rows."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        loss: SpeakingLoss,
+        wrapped: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        feed: Feed,
+        config: FinetuneConfig,
+        seed: int,
+    ) -> None:
+        self._accelerator, self._loss, self._wrapped, self._optimizer = accelerator, loss, wrapped, optimizer
+        self._feed, self._config, self._seed = feed, config, seed
+        self._share = Share(accelerator.process_index, accelerator.num_processes, config.accumulation)
+        self._trained = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
+
+    def take(self, rows: Sequence[int], step: int, received: int = 0) -> StepResult:
+        """One step on these rows. ``received`` is this process's pending signal."""
+        targets = self._feed.targets(rows)
+        tokens = sum(len(target) for target in targets)
+        micro = self._share.micro_batches(len(rows))
+        layers = self._loss.model.num_layers
+        sums = torch.zeros(layers + 1, dtype=torch.float64, device=self._accelerator.device)
+        for number, part in enumerate(micro):
+            last = number == len(micro) - 1
+            self._reseed(step, number)
+            batch = self._feed.batch([rows[i] for i in part or [0]], [targets[i] for i in part or [0]], bool(part))
+            with nullcontext() if last else self._accelerator.no_sync(self._wrapped):
+                total, per_layer = self._wrapped(batch, step)
+                # gradients are averaged over processes, so each one's sum counts world-fold
+                self._accelerator.backward(total * (self._share.world / tokens))
+            sums[0] += total.detach().double()
+            sums[1:] += per_layer
+        norm = self._gradient_norm()
+        loss, signum, per_layer_sums = self._agree(sums, received)
+        applied = bool(torch.isfinite(torch.tensor([loss, norm])).all())
+        bad = () if applied else self._bad_rows(rows, targets, micro, float(sums[0]), step)
+        if applied:
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+        means = {i: value / tokens for i, value in enumerate(per_layer_sums, start=1) if value == value}
+        return StepResult(loss / tokens, means, tokens, norm, bad, applied, signum)
+
+    def _reseed(self, step: int, micro: int) -> None:
+        """Dropout is a function of (seed, step, micro-batch, process): nothing to save, nothing to lose."""
+        torch.manual_seed(hash((self._seed, step, micro, self._share.rank)) % 2**63)
+
+    def _gradient_norm(self) -> float:
+        norm = self._accelerator.clip_grad_norm_(self._trained, self._config.clip_norm)
+        full: Any = getattr(norm, "full_tensor", None)
+        return float(full() if full is not None else norm)
+
+    def _agree(self, sums: Tensor, received: int) -> tuple[float, int, list[float]]:
+        """Sums over processes, and the largest signal. NaN stays NaN in a sum."""
+        packed = torch.cat([sums, sums.new_tensor([float(received)])])
+        if self._share.world > 1:
+            parts = self._accelerator.gather(packed[None])
+            packed = torch.cat([parts[:, :-1].sum(0), parts[:, -1].amax(0, keepdim=True)])
+        values = packed.tolist()
+        return values[0], int(values[-1]), values[1:-1]
+
+    def _bad_rows(
+        self, rows: Sequence[int], targets: list[list[int]], micro: list[list[int]], own: float, step: int
+    ) -> tuple[str, ...]:
+        """Which rows have a loss that is not finite, each tried alone; all rows when none has."""
+        from accelerate.utils import gather_object
+
+        found: list[int] = []
+        sharded = any(hasattr(parameter, "placements") for parameter in self._trained)
+        if own - own != 0:  # NaN or infinite here
+            mine = [i for part in micro for i in part]
+            found = mine if sharded else [i for i in mine if not self._finite_alone(rows[i], targets[i], step)]
+        if self._share.world > 1:
+            found = list(gather_object(found))
+        return tuple(self._feed.ids([rows[i] for i in sorted(found)] or rows))
+
+    def _finite_alone(self, row: int, target: list[int], step: int) -> bool:
+        with torch.no_grad(), self._accelerator.autocast():
+            total, _ = self._loss(self._feed.batch([row], [target]), step)
+        return bool(torch.isfinite(total))
