@@ -115,6 +115,13 @@ class Head(str, Enum):
     candidates = "candidates"
 
 
+class StepShape(str, Enum):
+    """Of the training-step benchmark: the demo's model, or T5 v1.1 small's shape."""
+
+    tiny = "tiny"
+    small = "small"
+
+
 class TrackingMode(str, Enum):
     """Of W&B; ``auto`` is online when a key is set, else offline. metrics.jsonl is written in every mode."""
 
@@ -224,6 +231,21 @@ class DataConfig:
             value = getattr(self, name)
             if value is not None:
                 check_range(f"data.{name}", value, 1, INF)
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> "DataConfig":
+        """From plain values, as a model folder's early_exit.json keeps them. Raises ConfigError for what is none."""
+        try:
+            return cls(
+                **{
+                    **values,
+                    "truncate": Truncate(values.get("truncate", Truncate.head)),
+                    "row_policy": RowPolicy(values.get("row_policy", RowPolicy.error)),
+                    "split": SplitConfig(**values.get("split", {})),
+                }
+            )
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"these are no settings of a corpus: {error}; give data=NAME") from None
 
 
 @dataclass
@@ -406,6 +428,7 @@ class Table1Config:
     given: dict[str, float] = field(  # the measure@threshold rows; defaults are the paper's for T5-small
         default_factory=lambda: {"softmax": 0.85, "state": 0.95, "classifier": 0.9}
     )
+    given_schedule: Schedule = Schedule.decaying  # of those rows, as in the papers; auto: as certified
     oracle: bool = True
     backfill: Backfill = Backfill.project
     decoder: DecoderName = DecoderName.batch
@@ -425,6 +448,32 @@ class Table1Config:
             check_range(key, getattr(self, key), 1, INF)
 
 
+@dataclass
+class TrainStepConfig:
+    """python -m eval.train_step."""
+
+    shapes: list[StepShape] = field(default_factory=lambda: [StepShape.tiny, StepShape.small])
+    rotate: int = 2  # of the rotating variant: the last layer and this many others
+    batch_size: int | None = None  # rows; None: as the shape says
+    warmup: int = 1
+    repeats: int = 5
+    memory: bool = True  # peak memory, on a CPU in a fresh process per variant
+    device: Device = Device.auto
+    precision: Precision = Precision.auto
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.shapes or len(set(self.shapes)) != len(self.shapes):
+            raise ConfigError("shapes must name each of tiny, small at most once and at least one of them")
+        for name in ("rotate", "repeats"):
+            check_range(name, getattr(self, name), 1, INF)
+        check_range("warmup", self.warmup, 0, INF)
+        if self.batch_size is not None:
+            check_range("batch_size", self.batch_size, 1, INF)
+        if self.precision is Precision.fp16:
+            raise ConfigError(FP16_REFUSED)
+
+
 def register() -> None:
     """Store the schemas for Hydra; idempotent."""
     from hydra.core.config_store import ConfigStore
@@ -433,5 +482,6 @@ def register() -> None:
     store.store(name="train_schema", node=TrainConfig)
     store.store(name="calibrate_schema", node=CalibrateConfig)
     store.store(name="table1_schema", node=Table1Config)
+    store.store(name="train_step_schema", node=TrainStepConfig)
     store.store(group="model", name="_schema", node=ModelConfig)
     store.store(group="data", name="_schema", node=DataConfig)
