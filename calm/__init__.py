@@ -4,14 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .decode import BatchDecoder, OneDecoder
+    from .decode import OneDecoder
+    from .decode_batch import BatchDecoder
     from .models.folder import load, save
     from .policies import Confident, Full, Oracle, Replay, Static
     from .records import DecodeTrace, Example
     from .thresholds import ThresholdSchedule
 
 _HOME = {
-    "BatchDecoder": ".decode",
+    "BatchDecoder": ".decode_batch",
     "OneDecoder": ".decode",
     "load": ".models.folder",
     "save": ".models.folder",

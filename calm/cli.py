@@ -55,9 +55,9 @@ def settings(name: str, schema: type[T], argv: Sequence[str]) -> T:
 
     Raises ConfigError and what Hydra, OmegaConf and YAML raise.
     """
-    options, overrides = _prepared(schema, argv)
+    _, overrides = _prepared(schema, argv)
     _register(create=False)
-    return _settings(_compose(name, [*_own_configs(options), *overrides]), schema, overrides)
+    return _settings(_compose(name, overrides), schema, overrides)
 
 
 def _main(name: str, schema: type[T], run: Run[T], argv: Sequence[str]) -> int:
@@ -68,7 +68,7 @@ def _main(name: str, schema: type[T], run: Run[T], argv: Sequence[str]) -> int:
 
     try:
         options, overrides = _prepared(schema, argv)
-        plain = _is_plain(options)
+        plain = set(options) <= {"--run", "-r"}
         if plain:
             settings(name, schema, argv)  # a mistake is answered before any folder is made
         forget_run_dir()
@@ -88,20 +88,21 @@ def _main(name: str, schema: type[T], run: Run[T], argv: Sequence[str]) -> int:
 
 
 def _prepared(schema: type, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Options and overrides as Hydra shall get them.
+
+    --config-dir becomes an override, so that processes started from here and a resumed run find it again.
+    """
     options, typed = split(argv)
-    return options, _resumed(readable(typed, schema, sweep=is_sweep(options)), schema)
-
-
-def _is_plain(options: Sequence[str]) -> bool:
-    """True where one run is asked for, with nothing but perhaps the user's own folder of YAML files."""
-    rest = [word for word in options if word not in ("--run", "-r")]
-    return not rest or (len(rest) == 2 and rest[0] in _CONFIG_DIR)
-
-
-def _own_configs(options: Sequence[str]) -> list[str]:
-    """The folder given with --config-dir, as an override."""
-    found = [after for word, after in zip(options, options[1:], strict=False) if word in _CONFIG_DIR]
-    return [f"hydra.searchpath=[{quoted('file://' + os.path.abspath(folder))}]" for folder in found]
+    overrides = _resumed(readable(typed, schema, sweep=is_sweep(options)), schema)
+    for option in _CONFIG_DIR:
+        while option in options[:-1]:
+            at = options.index(option)
+            folder = os.path.abspath(options[at + 1])
+            del options[at : at + 2]
+            if not os.path.isdir(folder):
+                raise ConfigError(f"{option} {folder}: no such folder; it should hold model/, data/ or experiment/")
+            overrides.append(f"hydra.searchpath=[{quoted('file://' + folder)}]")
+    return options, overrides
 
 
 def _run_job(cfg: Any, schema: type[T], run: Run[T]) -> int:
@@ -110,9 +111,10 @@ def _run_job(cfg: Any, schema: type[T], run: Run[T]) -> int:
 
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
-    _job[:] = list(hydra.overrides.task)
+    given = list(hydra.overrides.task)
+    _job[:] = given + [text for text in hydra.overrides.hydra if text.startswith("hydra.searchpath=")]
     try:
-        config = _settings(cfg, schema, _job)
+        config = _settings(cfg, schema, given)
         if is_first_process():
             _remember(folder, _job)
         return run(config, folder) or 0

@@ -92,7 +92,7 @@ def quoted(value: str, mark: str = "single") -> str:
 
 def _readable(override: Override, schema: type, sweep: bool) -> Override:
     key, value = override.key, override.value
-    if not _is_setting(key, schema) or override.prefix == "~":
+    if not _is_setting(override.prefix, key, schema) or override.prefix == "~":
         return override
     kind = leaf_type(schema, key)
     if _below_dict(schema, key) and not override.prefix:
@@ -133,15 +133,16 @@ def _sweep_hint(override: Override) -> str:
     return shlex.quote(f"{override.prefix}{override.key}={values}")
 
 
-def _is_setting(key: str, schema: type) -> bool:
+def _is_setting(prefix: str, key: str, schema: type) -> bool:
     """True for a key of the schema or of Hydra itself; False for a choice of a group (``data``, ``a/b``, ``a@b``)."""
     first = key.split(".")[0]
     if not key or "/" in key or "@" in key:
         return False
     if first != "hydra" and first not in _children(schema):
-        if "." in key:
-            raise _unknown(key, first, schema)
-        return False  # may be a group that the user brings along; Hydra knows
+        unknown = _unknown(key, first, schema)
+        if "." in key or (not prefix and "did you mean" in str(unknown)):
+            raise unknown
+        return False  # a group, perhaps one that the user brings along; Hydra knows
     if first != "hydra":
         leaf_type(schema, key)
     return True

@@ -1,5 +1,6 @@
 """What users type: awkward texts reach the program as typed, and each mistake is answered by one clear line."""
 
+import ast
 import json
 import os
 from pathlib import Path
@@ -49,15 +50,11 @@ def train(*argv: str) -> TrainConfig:
 
 
 @pytest.mark.parametrize("text", AWKWARD)
-def test_text_settings_hold_exactly_what_was_typed(text: str) -> None:
-    config = train(f"data.source_prefix={text}", f"tracking.project={text}", f"model.name={text}")
+def test_texts_reach_the_program_as_typed_and_paths_with_the_home_folder(text: str) -> None:
+    config = train(f"data.source_prefix={text}", f"model.name={text}", f"data.path={text}")
     assert config.model is not None
-    assert (config.data.source_prefix, config.tracking.project, config.model.name) == (text, text, text)
-
-
-@pytest.mark.parametrize("text", AWKWARD)
-def test_path_settings_hold_what_was_typed_with_the_home_folder_filled_in(text: str) -> None:
-    assert train(f"data.path={text}").data.path == os.path.expanduser(text)
+    assert (config.data.source_prefix, config.model.name) == (text, text)
+    assert config.data.path == os.path.expanduser(text)
 
 
 @pytest.mark.parametrize("text", ["'a b'", '"a b"', "a\\ b"])
@@ -107,7 +104,7 @@ def test_numbers_lists_choices_and_dictionaries_are_left_to_hydra() -> None:
         (["+experiment=demo", "+model=small"], ["model=NAME, without +"]),
         (["checkpoint=no/such"], ["checkpoint=no/such", "no such folder"]),
         (["resume=no/such"], ["resume=no/such", "no such folder"]),
-        (["--config-dir", "no/such", "+model=mine"], ["mine"]),
+        (["--config-dir", "no/such", "+model=mine"], ["--config-dir", "no/such", "no such folder"]),
     ],
 )
 def test_each_mistake_is_one_line_that_says_what_and_where(argv: list[str], said: list[str]) -> None:
@@ -216,16 +213,35 @@ def test_cfg_job_prints_the_settings_and_help_the_choices(run_program: RunProgra
     assert list(tmp_path.iterdir()) == []
 
 
+PROBE = """
+from calm.cli import job_overrides, program
+from calm.config import TrainConfig
+def run(config, folder):
+    print(config.finetune.lr, config.data.path, config.model.name, folder.is_dir(), folder.name)
+    print(job_overrides())
+program("train", TrainConfig, run)()
+"""
+
+
 def test_a_sweep_goes_on_after_a_job_that_fails(run_program: RunProgram, tmp_path: Path) -> None:
-    program = tmp_path / "probe.py"
-    program.write_text(
-        "from calm.cli import job_overrides, program\n"
-        "from calm.config import TrainConfig\n"
-        "def run(config, folder):\n"
-        "    print(config.finetune.lr, folder.is_dir(), folder.name, job_overrides())\n"
-        "program('train', TrainConfig, run)()\n"
-    )
+    (tmp_path / "probe.py").write_text(PROBE)
     done = run_program("probe", "+model=tiny", "-m", "finetune.lr=-1,0.5", "data.path=a b")
     assert done.returncode == 1
-    assert done.stdout == """0.5 True 1 ['+model=tiny', 'finetune.lr=0.5', "data.path='a b'"]\n"""
+    assert done.stdout.splitlines()[0] == "0.5 a b tiny True 1"
     assert "error: finetune.lr must lie in" in done.stderr and "1 of 2 jobs failed" in done.stderr
+
+
+def test_a_job_can_be_started_again_from_its_overrides_alone(run_program: RunProgram, tmp_path: Path) -> None:
+    (tmp_path / "probe.py").write_text(PROBE)
+    (tmp_path / "my dir, 1" / "model").mkdir(parents=True)
+    (tmp_path / "my dir, 1" / "model" / "mine.yaml").write_text(
+        "defaults: [_schema, _self_]\nname: x=1\npretrained: y\n"
+    )
+    argv = ["+model=mine", "data=jsonl", "data.path=a, (b)", "--config-dir", "my dir, 1", "hydra.run.dir=my run"]
+    first = run_program("probe", *argv)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.splitlines()[0] == "0.001 a, (b) x=1 True my run"
+    again = run_program("probe", *ast.literal_eval(first.stdout.splitlines()[1]), env={"CALM_RUN_DIR": "my run"})
+    resumed = run_program("probe", "resume=my run")
+    assert again.stdout == first.stdout
+    assert resumed.stdout.splitlines()[0] == first.stdout.splitlines()[0]
