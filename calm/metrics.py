@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from numpy.typing import NDArray
 
 from .records import DecodeTrace, layers_not_run, layers_skipped, mean_layers
 
@@ -57,7 +58,7 @@ def metric_signature() -> str:
     )
 
 
-def mean(values: Sequence[float] | np.ndarray[Any, Any]) -> float:
+def mean(values: Sequence[Any] | NDArray[Any]) -> float:
     """Arithmetic mean; ValueError without values or with a NaN among them."""
     array = np.asarray(values, dtype=np.float64)
     if array.size == 0 or not np.isfinite(array).all():
@@ -66,7 +67,7 @@ def mean(values: Sequence[float] | np.ndarray[Any, Any]) -> float:
 
 
 def bootstrap_ci(
-    values: Sequence[float] | np.ndarray[Any, Any], seed: int, n: int = 1000, level: float = 0.95
+    values: Sequence[Any] | NDArray[Any], seed: int, n: int = 1000, level: float = 0.95
 ) -> tuple[float, float]:
     """Percentile interval of the mean over ``n`` resamples of rows; the same seed gives the same interval."""
     array = np.asarray(values, dtype=np.float64)

@@ -119,6 +119,20 @@ def _say_needed(config: CalibrationConfig, n: int, level: float) -> bool:
     return hopeful
 
 
+def _labelled(progress: Progress | None, plan: Plan) -> Progress | None:
+    """The same with measure and threshold in front instead of the name of a cache file."""
+    if progress is None:
+        return None
+    names = {f"threshold-{index:03d}": threshold for index, threshold in enumerate(plan.grid)}
+
+    def told(what: str, done: int, total: int) -> None:
+        threshold = names.get(what)
+        shown = f"{threshold:.4f}" if isinstance(threshold, float) else what
+        progress(f"{plan.measure.value} {shown}", done, total)
+
+    return told
+
+
 def _hopeless_plan(measure: Measure, config: CalibrationConfig, identity: ModelIdentity) -> Plan:
     """Full depth only: no grid is worth decoding."""
     kind = Schedule.constant if config.schedule is Schedule.auto else measure_schedule(measure, config.schedule)
@@ -198,7 +212,8 @@ class _Calibration:
         chunk_rows = CHUNK_BATCHES * self.config.batch_size
         cache = TraceCache(self.folder / "calibration" / plan.measure.value, key, chunk_rows)
         exits = (self.identity.exit_layers, self.identity.num_layers)
-        steps = walk_grid(cache, self.decode, self.rows, plan.policy, plan.grid, full, exits, self.progress)
+        told = _labelled(self.progress, plan)
+        steps = walk_grid(cache, self.decode, self.rows, plan.policy, plan.grid, full, exits, told)
         for _, traces in steps:
             losses = loss(traces)
             table.add(losses, traces)

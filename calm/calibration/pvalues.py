@@ -11,10 +11,11 @@ binary, which ROUGE losses are. Pure functions; every argument may be an array.
 """
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, SupportsFloat
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.special import xlog1py, xlogy
 from scipy.stats import binom
 
@@ -22,9 +23,10 @@ from ..config import check_range
 from ..errors import CalibrationError
 
 Floats = NDArray[np.float64]
+Numbers = SupportsFloat | Sequence[Any] | NDArray[Any]
 
 
-def _checked(mean_loss: ArrayLike, n: ArrayLike, tolerance: ArrayLike) -> tuple[Floats, NDArray[np.int64], Floats]:
+def _checked(mean_loss: Numbers, n: Numbers, tolerance: Numbers) -> tuple[Floats, NDArray[np.int64], Floats]:
     mean = np.asarray(mean_loss, dtype=np.float64)
     rows = np.asarray(n, dtype=np.int64)
     limit = np.asarray(tolerance, dtype=np.float64)
@@ -37,27 +39,27 @@ def _checked(mean_loss: ArrayLike, n: ArrayLike, tolerance: ArrayLike) -> tuple[
     return mean, rows, limit
 
 
-def hoeffding(mean_loss: ArrayLike, n: ArrayLike, tolerance: ArrayLike) -> Any:
+def hoeffding(mean_loss: Numbers, n: Numbers, tolerance: Numbers) -> Any:
     """Hoeffding's p-value; float64 of the arguments' common shape."""
     mean, rows, limit = _checked(mean_loss, n, tolerance)
     return np.exp(-2.0 * rows * np.maximum(0.0, limit - mean) ** 2)
 
 
-def bernoulli_divergence(x: ArrayLike, a: ArrayLike) -> Any:
+def bernoulli_divergence(x: Numbers, a: Numbers) -> Any:
     """h1(x, a), the Kullback-Leibler divergence of Bernoulli(x) from Bernoulli(a); 0 ln 0 = 0, a in (0, 1)."""
     x, a = np.asarray(x, dtype=np.float64), np.asarray(a, dtype=np.float64)
     value = xlogy(x, x) - xlogy(x, a) + xlog1py(1.0 - x, -x) - xlog1py(1.0 - x, -a)
     return np.maximum(value, 0.0)
 
 
-def loss_sum_ceiling(mean_loss: ArrayLike, n: ArrayLike) -> Any:
+def loss_sum_ceiling(mean_loss: Numbers, n: Numbers) -> Any:
     """ceil(n r), where an n r within 1e-9 of an integer is that integer: 1000 * 0.035 is 35.00000000000001."""
     total = np.asarray(mean_loss, dtype=np.float64) * np.asarray(n)
     nearest = np.rint(total)
     return np.where(np.abs(total - nearest) < 1e-9, nearest, np.ceil(total))
 
 
-def hoeffding_bentkus(mean_loss: ArrayLike, n: ArrayLike, tolerance: ArrayLike) -> Any:
+def hoeffding_bentkus(mean_loss: Numbers, n: Numbers, tolerance: Numbers) -> Any:
     """The p-value that calibration uses; float64 of the arguments' common shape, at most 1."""
     mean, rows, limit = _checked(mean_loss, n, tolerance)
     tail_hoeffding = np.exp(-rows * bernoulli_divergence(np.minimum(mean, limit), limit))

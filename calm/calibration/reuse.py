@@ -8,6 +8,7 @@ threshold is the layer at which the row crossed before.
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..records import DecodeTrace
 from ..thresholds import ThresholdSchedule
@@ -33,7 +34,7 @@ def row_unchanged(trace: DecodeTrace, schedule: ThresholdSchedule, exit_layers: 
 
 
 def _crossing(
-    confidences: np.ndarray[tuple[int], np.dtype[np.float64]],
+    confidences: NDArray[np.float64],
     schedule: ThresholdSchedule,
     step: int,
     exit_layers: Sequence[int],

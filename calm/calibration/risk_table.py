@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..checkpoint import failpoint, write_atomic
+from ..checkpoint import write_atomic
 from ..policies import Policy
 from ..records import DecodeTrace, Example
 from .consistency import check_rows
@@ -109,7 +110,6 @@ class TraceCache:
         check_rows(traces, chunk, path.stem)
         data = pack_traces(traces)
         write_atomic(path, data)
-        failpoint("calibration.after_chunk")
         return unpack_traces(data)  # what a resumed run will read, to the last bit
 
 
@@ -171,11 +171,11 @@ class RiskTable:
         self.ids = list(ids)
         self.grid = list(grid)
         self.num_layers = num_layers
-        self.losses: list[np.ndarray[Any, np.dtype[np.float64]]] = []
+        self.losses: list[NDArray[np.float64]] = []
         self._layers: list[list[int]] = []
         self._tokens: list[list[int]] = []
 
-    def add(self, losses: np.ndarray[Any, np.dtype[np.float64]], traces: Sequence[DecodeTrace]) -> None:
+    def add(self, losses: NDArray[np.float64], traces: Sequence[DecodeTrace]) -> None:
         """The next threshold's losses and traces, rows in the order of ``ids``."""
         self.losses.append(losses)
         self._layers.append([sum(trace.emission_layers) for trace in traces])

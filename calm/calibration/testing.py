@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from ..config import check_range
 from ..errors import CalibrationError
@@ -18,7 +18,7 @@ from ..errors import CalibrationError
 Point = TypeVar("Point")
 
 
-def fixed_sequence(p_values: ArrayLike, error_prob: float) -> NDArray[np.bool_]:
+def fixed_sequence(p_values: Sequence[Any] | NDArray[Any], error_prob: float) -> NDArray[np.bool_]:
     """True for the leading p-values that are all <= ``error_prob``; the last axis is the order of testing.
 
     Raises:

@@ -1,0 +1,108 @@
+"""From a model folder to certificates beside its weights: corpus, identity and storing around ``calibrate``.
+
+The folder is opened as it was written, so what is certified is what will be served, rounding of stored weights
+included. The decoder is handed in.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..config import CalibrationConfig, DataConfig, DecoderName, Head, Measure
+from ..data import Corpus, load_corpus
+from ..errors import ConfigError
+from ..models.folder import add_sidecar
+from ..models.t5 import EarlyExitT5
+from ..records import Example
+from .artifact import Artifact
+from .calibrate import calibrate
+from .identity import ModelIdentity
+from .pvalues import needed_n
+from .risk_table import Decode, Progress
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Certification:
+    """What one calibration made, and of what."""
+
+    artifacts: list[Artifact]
+    identity: ModelIdentity
+    corpus: Corpus
+    calibration: list[Example]
+    dev: list[Example]
+
+    @property
+    def any_below_one(self) -> bool:
+        """False where every measure stays at full depth at every tolerance."""
+        return any(c.certified_below_one for artifact in self.artifacts for c in artifact.certificates)
+
+
+def work_folder(folder: str | Path) -> Path:
+    """Where a folder's risk tables and cached traces lie: beside it, so that an interrupted calibration goes on."""
+    folder = Path(folder).absolute()
+    return folder.with_name(f"{folder.name}-calibration")
+
+
+def check_possible(config: CalibrationConfig, model: EarlyExitT5) -> None:
+    """Raise ConfigError for what cannot be calibrated here, before anything expensive is done."""
+    if config.decoder is DecoderName.engine:
+        raise ConfigError("calibration.decoder=engine is not available in this version; choose batch or one")
+    if config.head is not Head.full:
+        raise ConfigError(
+            f"calibration.head={config.head.value} needs the engine, which is not available in this version; "
+            "use calibration.head=full"
+        )
+    if Measure.classifier in config.measures and not model.settings.has_classifier:
+        others = ",".join(m.value for m in config.measures if m is not Measure.classifier) or Measure.softmax.value
+        raise ConfigError(
+            "measure 'classifier' needs a trained exit classifier and this model has none: run python -m train "
+            f"stage=classifier checkpoint=<folder>, or calibrate the others with calibration.measures=[{others}]"
+        )
+
+
+def needed_text(config: CalibrationConfig, n: int) -> str:
+    """How many rows there are and how many are needed, in one line."""
+    level = config.error_prob / len(config.measures)
+    asked = ", ".join(
+        f"{needed_n(t, level)} at tolerance {t:g} without any loss, {needed_n(t, level, t / 2)} at a mean loss of {t / 2:g}"
+        for t in config.tolerances
+    )
+    return f"n = {n} calibration rows; needed: {asked} (test level {level:.4g})"
+
+
+def certify_folder(
+    folder: str | Path,
+    model: EarlyExitT5,
+    decode: Decode,
+    config: CalibrationConfig,
+    data: DataConfig,
+    *,
+    dtype: str = "float32",
+    progress: Progress | None = None,
+) -> Certification:
+    """Calibrate ``model``, opened from ``folder``, and put the artifacts into ``<folder>/calibration``.
+
+    Args:
+        decode: over that model, recording confidences; it may spread rows over processes.
+        dtype: of the decoder's arithmetic.
+
+    Raises:
+        ConfigError, DataError, CalibrationError.
+    """
+    check_possible(config, model)
+    tokenizer = model.tokenizer if data.max_article_tokens is not None else None
+    corpus = load_corpus(data, splits=("dev", "calibration"), tokenizer=tokenizer)
+    calibration = corpus.splits["calibration"][: config.n]
+    log.info("%s", needed_text(config, len(calibration)))
+    identity = ModelIdentity.of(
+        model, folder, dtype=dtype, backfill=config.backfill, head=config.head, decoder=config.decoder
+    )
+    work = work_folder(folder)
+    artifacts = calibrate(
+        decode, corpus.splits["dev"], corpus.splits["calibration"], config, identity, work, progress, cache_dir=work
+    )
+    for artifact in artifacts:
+        add_sidecar(folder, f"calibration/{artifact.name}.json", artifact.dumps())
+    return Certification(artifacts, identity, corpus, calibration, corpus.splits["dev"][: config.dev_rows])
