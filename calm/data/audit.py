@@ -32,7 +32,7 @@ def article_filter(rows: Sequence[Example], tokenizer: PreTrainedTokenizerBase, 
     return kept
 
 
-def _quantiles(lengths: list[int], limit: int) -> dict[str, float]:
+def _quantiles(lengths: list[int], limit: int) -> dict[str, int | float]:
     """Median, 95 % and maximum, and the share of rows longer than ``limit`` (EOS counted)."""
     ordered = sorted(lengths)
     return {
