@@ -203,6 +203,8 @@ class SplitConfig:
 
 @dataclass
 class DataConfig:
+    """A corpus and how its rows become token ids. ``name`` chooses the reader in calm/data."""
+
     name: str = MISSING
     path: str | None = None  # jsonl / parquet file or folder; for hub corpora a local folder of its Parquet files
     text_column: str = "source"
@@ -319,7 +321,7 @@ class ClassifierConfig:
 
 @dataclass
 class CalibrationConfig:
-    """Learn-then-Test (CALM section 4): which measures, which loss, how sure (tolerance: its delta, error_prob: epsilon)."""
+    """Learn-then-Test (CALM section 4): which measures, which loss, how sure (CALM's delta and epsilon)."""
 
     measures: list[Measure] = field(default_factory=lambda: [Measure.softmax, Measure.state, Measure.classifier])
     consistency: Consistency = Consistency.risk
@@ -359,6 +361,8 @@ class CalibrationConfig:
 
 @dataclass
 class TrackingConfig:
+    """Weights & Biases; metrics.jsonl is written whatever stands here."""
+
     mode: TrackingMode = TrackingMode.offline
     project: str = "calm-t5"
     group: str | None = None
@@ -374,6 +378,8 @@ def check_exits(exit_layers: list[int] | None, min_exit_layer: int) -> None:
 
 @dataclass
 class TrainConfig:
+    """python -m train."""
+
     model: ModelConfig | None = None  # +model=NAME; None where checkpoint= or resume= says which
     data: DataConfig = field(default_factory=DataConfig)
     stage: Stage = Stage.all
@@ -443,6 +449,8 @@ class Table1Config:
     def __post_init__(self) -> None:
         check_range("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
         for name, value in self.given.items():
+            if name not in {measure.value for measure in Measure}:
+                raise ConfigError(f"given.{name}: no such measure; choose from {', '.join(m.value for m in Measure)}")
             check_range(f"given.{name}", value, 0, 1)
         for key in ("batch_size", "bootstrap"):
             check_range(key, getattr(self, key), 1, INF)
