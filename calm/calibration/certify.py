@@ -65,8 +65,8 @@ def check_possible(config: CalibrationConfig, model: EarlyExitT5) -> None:
 def needed_text(config: CalibrationConfig, n: int) -> str:
     """How many rows there are and how many are needed, in one line."""
     level = config.error_prob / len(config.measures)
-    asked = ", ".join(
-        f"{needed_n(t, level)} at tolerance {t:g} without any loss, {needed_n(t, level, t / 2)} at a mean loss of {t / 2:g}"
+    asked = "; ".join(
+        f"at tolerance {t:g} {needed_n(t, level)} without any loss, {needed_n(t, level, t / 2)} at mean loss {t / 2:g}"
         for t in config.tolerances
     )
     return f"n = {n} calibration rows; needed: {asked} (test level {level:.4g})"

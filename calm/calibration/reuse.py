@@ -20,7 +20,8 @@ def row_unchanged(trace: DecodeTrace, schedule: ThresholdSchedule, exit_layers: 
     """True when decoding with ``schedule`` is sure to give ``trace`` again.
 
     ``trace.confidences[step][layer - 1]`` must hold the measure's confidence at every checked layer up to the
-    crossing, NaN where the measure has none. Without recorded confidences the answer is False.
+    crossing, NaN where the measure has none. Without recorded confidences the answer is False, and so it is where
+    they are NaN throughout: a decode at full depth asks no measure, so its NaNs say nothing of one.
     """
     if len(trace.confidences) != len(trace.tokens):
         return False
@@ -42,11 +43,13 @@ def _crossing(
     known: int,
 ) -> int | None:
     """First checked layer up to ``known`` that crosses, L where none does and all are known, None where unsure."""
+    heard = False
     for layer in exit_layers:
         if layer > known:
             return None  # it crossed there before and would not now: what follows was never seen
         base = schedule.threshold[layer - 1] if isinstance(schedule.threshold, tuple) else schedule.threshold
         confidence = confidences[layer - 1]
+        heard |= not np.isnan(confidence)
         if base >= 1.0 or np.isnan(confidence):
             continue
         distance = confidence - schedule.at(step, layer)
@@ -54,7 +57,7 @@ def _crossing(
             return None
         if distance > 0:
             return layer
-    return num_layers if known == num_layers else None
+    return num_layers if known == num_layers and heard else None
 
 
 def changed_rows(

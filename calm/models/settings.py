@@ -20,6 +20,7 @@ class EarlyExitSettings:
         truncate: ``head`` or ``head_tail``: which tokens of a longer source are kept.
         data: the corpus settings the model was trained on, as plain values.
         has_classifier: True once the exit classifier has been trained.
+        model: name of the architecture that training started from, such as ``t5-v1_1-small``.
     """
 
     exit_layers: list[int]
@@ -29,6 +30,7 @@ class EarlyExitSettings:
     truncate: str = "head"
     data: dict[str, Any] = field(default_factory=dict)
     has_classifier: bool = False
+    model: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self)}

@@ -42,7 +42,6 @@ def test_a_row_that_never_crossed_follows_the_same_rule() -> None:
 def test_layers_that_are_not_checked_or_say_nothing_do_not_count() -> None:
     assert unchanged(trace(3, NAN, 0.1, 0.8, NAN), 0.5)
     assert unchanged(trace(3, 0.9, 0.1, 0.8, NAN), 0.5, exit_layers=(2, 3))
-    assert unchanged(trace(4, NAN, NAN, NAN, NAN), 0.1)
 
 
 def test_thresholds_per_layer() -> None:
@@ -54,6 +53,7 @@ def test_thresholds_per_layer() -> None:
 
 
 def test_unsure_means_decode_again() -> None:
+    assert not unchanged(trace(4, NAN, NAN, NAN, NAN), 0.1)  # of a decode that asked no measure
     assert not unchanged(trace(3, 0.2, 0.5, 0.8, NAN), 0.5 + 5e-7)  # too close to call
     assert not unchanged(trace(3, 0.2, 0.5, 0.8, NAN), 0.85)  # would climb on, unseen
     assert not unchanged(DecodeTrace("r", (5,), "", (3,), (3,), (3,), (1,)), 0.1)  # nothing was recorded
