@@ -62,6 +62,7 @@ def settings(name: str, schema: type[T], argv: Sequence[str]) -> T:
 
 def _main(name: str, schema: type[T], run: Run[T], argv: Sequence[str]) -> int:
     codes: list[int] = []
+    _job.clear()
 
     def job(cfg: Any) -> None:
         codes.append(_run_job(cfg, schema, run))
@@ -77,6 +78,8 @@ def _main(name: str, schema: type[T], run: Run[T], argv: Sequence[str]) -> int:
             overrides += ["hydra.output_subdir=null", "hydra.job_logging.root.handlers=[console]"]
         _hydra_main(name, job, [*options, *overrides])
     except Exception as error:
+        if isinstance(error, ValueError) and not _job:  # Hydra about options that exclude each other
+            error = ConfigError(str(error))
         return _report(error)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -163,6 +166,9 @@ def _settings(cfg: Any, schema: type[T], overrides: Sequence[str]) -> T:
     """Plain objects from the composed settings. Raises ConfigError, naming key and value."""
     from omegaconf import OmegaConf
 
+    for key in ("checkpoint", "resume"):
+        if cfg.get(key) == "":
+            raise ConfigError(f"{key}= is empty; give a folder")
     if "model" in cfg:
         _check_model(cfg)
     if "data" in cfg and cfg.data is not None and OmegaConf.is_missing(cfg.data, "name"):

@@ -61,6 +61,9 @@ def _composition(error: Exception) -> str:
     if isinstance(cause, OmegaConfBaseException):
         value = text.removeprefix("Error merging override ") if text.startswith("Error merging override ") else ""
         return f"{value}: {_first_line(cause)}" if value else _omegaconf(cause)
+    comma = re.search(r"Ambiguous value for argument '([^=]*)=(.*)'", text)
+    if comma:
+        return f"{comma[1]}={comma[2]}: for a list write {comma[1]}=[{comma[2]}], for a sweep over the values add -m"
     several = re.search(r"Multiple values for ([\w/]+)", text)
     if several:
         group = several[1]

@@ -15,19 +15,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from .errors import ConfigError
 
-_VALUE_OPTIONS = (
-    "--config-path",
-    "-cp",
-    "--config-name",
-    "-cn",
-    "--config-dir",
-    "-cd",
-    "--package",
-    "-p",
-    "--cfg",
-    "-c",
-)
-_VALUE_OPTIONS += ("--info", "-i", "--experimental-rerun")
+_VALUE_OPTIONS = set("--config-path -cp --config-name -cn --config-dir -cd --package -p --cfg -c --info -i".split())
+_FLAGS = set("--help -h --hydra-help --version --resolve --run -r --multirun -m --shell-completion -sc".split())
 _MULTIRUN = ("-m", "--multirun")
 
 
@@ -51,16 +40,24 @@ class Override:
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Options (each with its value) and overrides, in order; Hydra's parser refuses the two interleaved."""
+    """Options (each with its value) and overrides, in order; Hydra's parser refuses the two interleaved.
+
+    Raises ConfigError for an option that no program has, and for a word that is no override.
+    """
     options, overrides = [], []
     words = iter(argv)
     for word in words:
-        if not word.startswith("-"):
+        name, equal, value = word.partition("=")
+        if name in _VALUE_OPTIONS:
+            options += [name, *([value] if equal else [each for each in [next(words, None)] if each is not None])]
+        elif word in _FLAGS:
+            options.append(word)
+        elif word.startswith("-"):
+            raise ConfigError(f"there is no option {name}; settings are written key=value, such as finetune.lr=1e-3")
+        elif not equal and not word.startswith("~"):
+            raise ConfigError(f"{word!r} is no setting; settings are written key=value, such as +model=tiny")
+        else:
             overrides.append(word)
-            continue
-        options.append(word)
-        if word in _VALUE_OPTIONS:
-            options += [value for value in [next(words, None)] if value is not None]
     return options, overrides
 
 

@@ -54,14 +54,14 @@ def _new(parent: Path, create: bool) -> Path:
 
 
 def _parent_start() -> str:
-    """Start of the parent process, as `ps` tells it, without blanks: equal in all its children."""
-    told = subprocess.run(
-        ["ps", "-o", "lstart=", "-p", str(os.getppid())],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "LC_ALL": "C"},
-    )
+    """Start of the parent process, equal in all its children: from /proc, else (macOS) as `ps` tells it."""
+    parent = os.getppid()
     try:
-        return datetime.strptime(" ".join(told.stdout.split()), "%a %b %d %H:%M:%S %Y").strftime("%Y-%m-%d_%H-%M-%S")
-    except ValueError:
-        return "launched"
+        ticks = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19])
+        boot = int(Path("/proc/stat").read_text().partition("\nbtime ")[2].split()[0])
+        start = datetime.fromtimestamp(boot + ticks // os.sysconf("SC_CLK_TCK"))
+    except FileNotFoundError:
+        command = ["ps", "-o", "lstart=", "-p", str(parent)]
+        told = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "LC_ALL": "C"})
+        start = datetime.strptime(" ".join(told.stdout.split()), "%a %b %d %H:%M:%S %Y")
+    return start.strftime("%Y-%m-%d_%H-%M-%S")

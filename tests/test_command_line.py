@@ -98,7 +98,12 @@ def test_numbers_lists_choices_and_dictionaries_are_left_to_hydra() -> None:
         (["+model=tiny", "precision=fp16"], ["fp16", "65504", "bf16"]),
         (["+model=tiny", "seed=null"], ["seed"]),
         (["+model=tiny", "exit_layers=[1"], ["exit_layers=[1"]),
-        (["+model=tiny", "calibration.measures=softmax,state"], ["calibration.measures", "[value1,value2]"]),
+        (["+model=tiny", "calibration.measures=softmax,state"], ["calibration.measures=[softmax,state]", "-m"]),
+        (["tiny"], ["'tiny'", "key=value"]),
+        (["--lr", "3"], ["--lr", "key=value"]),
+        (["checkpoint="], ["checkpoint=", "empty"]),
+        (["+model=tiny", "hydra.run.dri=x"], ["hydra.run.dri"]),
+        (["+model=tiny", "data.path=${nope}"], ["data.path", "nope"]),
         (["+model=tiny", "checkpoint=x"], ["+model=tiny", "checkpoint=x", "exclude each other"]),
         (["+model=small", "model.shape.d_model=5"], ["null"]),
         (["+experiment=demo", "+model=small"], ["model=NAME, without +"]),
@@ -134,9 +139,9 @@ def test_a_comma_starts_a_sweep_only_after_m() -> None:
 
 
 def test_options_may_stand_anywhere_and_keep_their_values() -> None:
-    argv = ["+model=tiny", "-m", "seed=1,2", "--config-dir", "a=b", "--cfg", "job", "data=x"]
+    argv = ["+model=tiny", "-m", "seed=1,2", "--config-dir", "a=b", "--config-dir=c=d", "--cfg", "job", "data=x"]
     options, overrides = split(argv)
-    assert options == ["-m", "--config-dir", "a=b", "--cfg", "job"]
+    assert options == ["-m", "--config-dir", "a=b", "--config-dir", "c=d", "--cfg", "job"]
     assert overrides == ["+model=tiny", "seed=1,2", "data=x"]
 
 
