@@ -101,8 +101,9 @@ def sample(rows: Sequence[Row], tokens: int, most_rows: int, seed: int) -> list[
     for index in order[:most_rows]:
         if held >= tokens:
             break
-        chosen.append(rows[index])
-        held += len(rows[index][1])
+        row = rows[index]  # once: rows may be encoded on the way
+        chosen.append(row)
+        held += len(row[1])
     return chosen[: len(chosen) // processes()[1] * processes()[1]]
 
 

@@ -20,9 +20,11 @@ from calm.environment import usable_cores
 from calm.errors import ConfigError
 from calm.run_dir import RUN_DIR_ENV
 
-GRACE_S = 60.0  # between a signal and its repetition by force
+GRACE_S = 60.0  # for the others to leave after a signal
+MATE_GRACE_S = 5.0  # for the others to notice that one has failed
 LAUNCHED = "CALM_LAUNCHED"  # set in the processes started here
 ROOT = Path(__file__).resolve().parents[1]
+COMMAND = [sys.executable, "-P", "-m", "train"]  # -P: a train.py in the working folder must not be taken for ours
 # one thread each, no spinning; and glibc keeps freed memory instead of giving it back to the kernel every step
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -134,7 +136,7 @@ class Workers:
 
     def _end_all(self) -> None:
         """They notice a lost mate, or the signal, by themselves; whoever does not within the grace is killed."""
-        deadline = time.monotonic() + (GRACE_S if self._signals else 5.0)
+        deadline = time.monotonic() + (GRACE_S if self._signals else MATE_GRACE_S)
         for process in self.processes:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
@@ -145,8 +147,7 @@ class Workers:
 
 def launch(count: int, overrides: Sequence[str], run_dir: Path) -> int:
     """Run ``count`` processes to their end; returns the exit code to leave with."""
-    command = [sys.executable, "-P", "-m", "train", *overrides]
-    workers = Workers(count, command, run_dir)
+    workers = Workers(count, [*COMMAND, *overrides], run_dir)
     before = {each: signal.signal(each, workers.pass_on) for each in (signal.SIGTERM, signal.SIGINT)}
     try:
         rank, code = workers.wait()

@@ -20,6 +20,7 @@ from calm.models.t5 import EarlyExitT5
 from calm.records import RunRecord
 from calm.tracking import Tracker
 
+from .calibrate import run_calibration
 from .context import Context, build_accelerator, explained
 from .exit_classifier import fit_classifier
 from .launch import LAUNCHED
@@ -43,8 +44,7 @@ def train(config: TrainConfig, run_dir: Path) -> int:
     """
     if os.environ.get(LAUNCHED):
         die_with_parent()
-    if config.stage in (Stage.classifier, Stage.calibrate) and config.checkpoint is None and config.resume is None:
-        raise ConfigError(f"stage={config.stage.value} needs a trained model: give checkpoint=<model folder>")
+    _check_stage(config)
     signals = Signals()
     signals.install()
     first = int(os.environ.get("RANK", "0")) == 0
@@ -63,6 +63,13 @@ def train(config: TrainConfig, run_dir: Path) -> int:
     finally:
         lock.release()
         _leave_processes()
+
+
+def _check_stage(config: TrainConfig) -> None:
+    if config.stage in (Stage.classifier, Stage.calibrate) and config.checkpoint is None and config.resume is None:
+        raise ConfigError(f"stage={config.stage.value} needs a trained model: give checkpoint=<model folder>")
+    if config.stage is Stage.calibrate and config.output is not None and config.checkpoint is not None:
+        raise ConfigError("stage=calibrate writes its certificates into the folder of checkpoint=; drop output=")
 
 
 def _leave_processes() -> None:
@@ -105,25 +112,32 @@ def _record(context: Context, record: RunRecord) -> None:
 
 def _stages(context: Context) -> None:
     config = context.config
-    device = context.device.type
-    context.say(
-        f"{context.world} process(es) on {device}, {context.accelerator.mixed_precision} autocast, {context.run_dir}"
-    )
+    device, autocast = context.device.type, context.accelerator.mixed_precision
+    arithmetic = "fp32" if autocast == "no" else f"{autocast} autocast"
+    context.say(f"{context.world} process(es) on {device}, {arithmetic}, run folder {context.run_dir}")
+    output = Path(config.output) if config.output else context.run_dir / "model"
+    if config.stage is Stage.calibrate:
+        _calibrate(context, Path(config.checkpoint or output), 0)
+        return
     begun = start(context)
     _record_start(context, begun)
-    output = Path(config.output) if config.output else context.run_dir / "model"
     model = begun.model
     done = Done(context, output)
     if config.stage in (Stage.all, Stage.finetune):
         model = _finetune(context, begun, output, done)
     if config.stage in (Stage.all, Stage.classifier):
         _classifier(context, model, begun, output, done)
-    if config.stage in (Stage.all, Stage.calibrate):
-        where = output if config.stage is Stage.all else Path(config.checkpoint or output)
-        context.event("stage", begun.state.step, stage="calibrate", settings=plain(config.calibration))
-        from .calibrate import run_calibration
+    if config.stage is Stage.all:
+        _calibrate(context, output, begun.state.step)
 
-        run_calibration(context, begun.corpus, where)
+
+def _calibrate(context: Context, folder: Path, step: int) -> None:
+    """Stage 3, by the first process: it decodes with processes of its own."""
+    settings = plain(context.config.calibration)
+    context.event("stage", step, stage="calibrate")
+    if context.tracker:
+        context.tracker.settings("calibration", settings)
+    context.on_main(lambda: run_calibration(folder, context.config, context.run_dir, context.tracker))
 
 
 def _record_start(context: Context, begun: Start) -> None:
