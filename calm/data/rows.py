@@ -26,7 +26,7 @@ class RawRow:
     id: str
     source: str | None
     target: str | None
-    family: str | None = None  # None: the row's own text
+    family: str | None = None  # None: the row's own text; "": it should have one and has none
     where: str = ""
     published: str | None = None  # train, validation or test, where the corpus came split
 
@@ -66,7 +66,7 @@ def take_in(rows: Iterable[RawRow], config: DataConfig) -> Intake:
     for row in rows:
         intake.read += 1
         source, target = _field(row, row.source, "source", intake), _field(row, row.target, "target", intake)
-        if not source or not target:
+        if not source or not target or not _named(row, intake):
             continue
         if config.min_source_words and len(source.split()) < config.min_source_words:
             intake.dropped[f"source below {config.min_source_words} words"] += 1
@@ -108,6 +108,18 @@ def _field(row: RawRow, text: str | None, name: str, intake: Intake) -> str | No
     if has_control(text):
         intake.cleaned[f"{name} with control characters, replaced by blanks"] += 1
     return cleaned
+
+
+def _named(row: RawRow, intake: Intake) -> bool:
+    """Whether the row's id and family can be used; a note in ``intake`` where the family is missing."""
+    for name, value in (("id", row.id), ("family", row.family or "")):
+        try:
+            check_unicode(value)
+        except DataError as error:
+            raise DataError(f"{row.where}: {name}: {error}") from None
+    if row.family == "":
+        _bad(row, "null family", intake)
+    return row.family != ""
 
 
 def _bad(row: RawRow, reason: str, intake: Intake) -> None:
