@@ -7,6 +7,7 @@ Importing this module does not import hydra; ``register()`` does.
 
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -448,6 +449,8 @@ class Table1Config:
 
     def __post_init__(self) -> None:
         check_range("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
+        if not self.measures or len(set(self.measures)) != len(self.measures):
+            raise ConfigError("measures must name at least one measure, and none twice")
         for name, value in self.given.items():
             if name not in {measure.value for measure in Measure}:
                 raise ConfigError(f"given.{name}: no such measure; choose from {', '.join(m.value for m in Measure)}")
@@ -482,8 +485,9 @@ class TrainStepConfig:
             raise ConfigError(FP16_REFUSED)
 
 
+@cache
 def register() -> None:
-    """Store the schemas for Hydra; idempotent."""
+    """Store the schemas for Hydra, once."""
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
