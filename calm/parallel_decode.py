@@ -18,7 +18,7 @@ import torch
 from .decode_spec import Decode, DecodeSpec, Failure, OnRows, SpreadDecoder, cut, out_of_memory
 from .environment import usable_cores
 from .errors import CalmError
-from .policies import Policy
+from .policies import Full, Policy
 from .records import DecodeTrace, Example
 
 # one thread each, no spinning, and glibc keeps freed memory instead of giving it back to the kernel every step
@@ -63,6 +63,17 @@ class ParallelDecoder(SpreadDecoder):
                     answers[row] = trace
                 self._tell(len(traces))
         return [trace for trace in answers if trace is not None]
+
+    def warm(self, rows: int) -> None:
+        """Start the processes that ``rows`` rows will need and wait until they can decode, so that no clock sees it."""
+        batches = -(-rows // self.spec.batch_size)
+        if self.processes == 1 or batches < 2:
+            return
+        self._start(min(self.processes, batches))
+        for pipe in self._workers:
+            self._send(pipe, ([], Full()))
+        for pipe in self._workers:
+            self._receive(pipe)
 
     def __enter__(self) -> "ParallelDecoder":
         return self

@@ -33,6 +33,9 @@ class ShardedDecoder(SpreadDecoder):
         found = {row: trace for part in gathered for row, trace in part}
         return [found[row] for row in range(len(examples))]
 
+    def warm(self, rows: int) -> None:
+        """Nothing to do: every process of the launch has loaded its model."""
+
     def serve(self) -> None:
         """Decode shares until the first process closes. For every process but the first."""
         while (task := self._broadcast(None)) is not None:

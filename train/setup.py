@@ -148,16 +148,18 @@ def _settings(config: TrainConfig, exit_layers: list[int]) -> EarlyExitSettings:
         source_prefix=data.source_prefix,
         truncate=data.truncate.value,
         data=plain(data),
+        model=config.model.name if config.model is not None else "",
     )
 
 
 def _fitted(model: EarlyExitT5, config: TrainConfig) -> EarlyExitT5:
     """Give the model the run's lengths, corpus and exits; a trained exit classifier stays."""
-    trained = model.settings.has_classifier
+    trained, name = model.settings.has_classifier, model.settings.model
     try:
         layers = default_exit_layers(model.num_layers, config.exit_layers, config.min_exit_layer)
     except CheckpointError as error:
         raise ConfigError(str(error)) from None
     model.settings = _settings(config, layers)
     model.settings.has_classifier = trained
+    model.settings.model = model.settings.model or name
     return model

@@ -1,0 +1,123 @@
+"""Certify exit thresholds of a trained model folder and store them beside its weights.
+
+    python -m eval.calibrate checkpoint=runs/demo/model calibration.tolerances=[0.02,0.05]
+
+Prints how many rows there are and are needed before the expensive pass, and the ladder of thresholds after it. Exits
+with 3 where nothing below 1 (full depth) passes for any measure.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from calm.cli import program
+from calm.config import CalibrateConfig
+
+from .common import Stamp, choose_device, choose_dtype, choose_model, corpus_settings, finish, open_decoder, say
+
+if TYPE_CHECKING:
+    from calm.calibration import Artifact, Certificate
+    from calm.calibration.certify import Certification
+
+NOTHING_PASSED = 3
+
+
+def run(config: CalibrateConfig, run_dir: Path) -> int:
+    stamp = Stamp("eval.calibrate", config)
+    folder = choose_model(config.checkpoint)
+    device, dtype = choose_device(config.device), choose_dtype(config.precision)
+    from calm.calibration.bars import Bars
+    from calm.calibration.certify import certify_folder, check_possible
+    from calm.decode_spec import DecodeSpec
+
+    wanted = config.calibration
+    spec = DecodeSpec(str(folder), device, dtype, wanted.decoder, wanted.batch_size, wanted.backfill, True)
+    bars = Bars()
+    with open_decoder(spec, config.processes, bars.rows) as decode:
+        if decode is None:
+            return 0
+        check_possible(wanted, decode.model)
+        data = corpus_settings(config.data, decode.model.settings.data)
+        named = ", ".join(measure.value for measure in wanted.measures)
+        say(f"corpus: {data.name}; certifying {named} for {wanted.consistency.value} consistency")
+        done = certify_folder(folder, decode.model, decode, wanted, data, dtype=dtype, progress=bars)
+    for artifact in done.artifacts:
+        for certificate in artifact.certificates:
+            say(ladder(artifact, certificate))
+    if len(wanted.tolerances) > 1:
+        say("Each tolerance holds by itself with its probability, not all of them at once.")
+    if not done.any_below_one:
+        say("Nothing below threshold 1 passed: full depth is all that is certified.")
+    finish({**stamp.values(), **_summary(folder, done)}, run_dir)
+    return 0 if done.any_below_one else NOTHING_PASSED
+
+
+def ladder(artifact: "Artifact", certificate: "Certificate") -> str:
+    """The thresholds as they were tested, from full depth down, and where that stopped."""
+    lines = [
+        "",
+        f"{artifact.measure.value}, {artifact.consistency.value} tolerance {certificate.tolerance:g}, "
+        f"{artifact.schedule.value} schedule, n = {artifact.n} (at least {certificate.needed_n} are needed), "
+        f"test level {artifact.test_level:.4g}" + (", picked on dev" if certificate.picked else ""),
+        f"  {'threshold':>12}  {'mean loss':>9}  {'p':>9}  {'skipped':>8}  passed",
+    ]
+    stopped = False
+    for index, p_value in enumerate(certificate.p_values):
+        passed = index < len(certificate.certified)
+        note = "yes" if passed else "no" if stopped else "no, stops here"
+        stopped = stopped or not passed
+        lines.append(
+            f"  {_threshold(artifact.grid[index]):>12}  {artifact.mean_losses[index]:9.4f}  {p_value:9.2e}  "
+            f"{artifact.layers_skipped[index]:7.1%}  {note}"
+        )
+    untested = len(artifact.grid) - len(certificate.p_values)
+    if untested:
+        lines.append(f"  {untested} more thresholds were not decoded")
+    return "\n".join(lines)
+
+
+def _threshold(value: float | tuple[float, ...]) -> str:
+    return f"{min(value):.4f}..{max(value):.4f}" if isinstance(value, tuple) else f"{value:.6g}"
+
+
+def _summary(folder: Path, done: "Certification") -> dict[str, Any]:
+    from calm.calibration import hash_rows
+
+    results = [_result(artifact, each) for artifact in done.artifacts for each in artifact.certificates]
+    return {
+        "checkpoint": str(folder),
+        "identity": done.identity.to_json(),
+        "corpus": {"name": done.corpus.name, "content_hash": done.corpus.content_hash},
+        "rows": {
+            name: {"n": len(rows), "hash": hash_rows(rows)}
+            for name, rows in (("calibration", done.calibration), ("dev", done.dev))
+        },
+        "calibration": results,
+    }
+
+
+def _result(artifact: "Artifact", certificate: "Certificate") -> dict[str, Any]:
+    last = len(certificate.certified) - 1
+    threshold = certificate.threshold
+    return {
+        "measure": artifact.measure.value,
+        "consistency": artifact.consistency.value,
+        "schedule": artifact.schedule.value,
+        "tolerance": certificate.tolerance,
+        "error_prob": artifact.error_prob,
+        "test_level": artifact.test_level,
+        "n": artifact.n,
+        "needed_n": certificate.needed_n,
+        "threshold": list(threshold) if isinstance(threshold, tuple) else threshold,
+        "certified_below_one": certificate.certified_below_one,
+        "p_value": certificate.p_values[last],
+        "mean_loss": artifact.mean_losses[last],
+        "layers_skipped": artifact.layers_skipped[last],
+        "tested": len(certificate.p_values),
+        "picked": certificate.picked,
+    }
+
+
+main = program("calibrate", CalibrateConfig, run)
+
+if __name__ == "__main__":
+    main()
