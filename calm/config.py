@@ -390,6 +390,7 @@ class TrainConfig:
     output: str | None = None  # model folder to write; default: <run dir>/model
     device: Device = Device.auto
     precision: Precision = Precision.auto
+    store: Precision = Precision.fp32  # of the written weights; later stages work with them as written
     processes: int | None = None  # None: one per core on a CPU, one otherwise
     seed: int = 0
     deterministic: bool = False
@@ -407,6 +408,8 @@ class TrainConfig:
             check_range("processes", self.processes, 1, INF)
         if self.precision is Precision.fp16:
             raise ConfigError(FP16_REFUSED)
+        if self.store not in (Precision.fp32, Precision.bf16):
+            raise ConfigError(f"store must be fp32 or bf16, got {self.store.value}")
 
 
 @dataclass

@@ -86,7 +86,8 @@ def resolve_precision(asked: Precision, device: torch.device) -> Precision:
         return asked
     if device.type == "cuda":
         return Precision.bf16 if torch.cuda.is_bf16_supported() else Precision.fp32
-    return Precision.bf16 if torch.cpu._is_amx_tile_supported() else Precision.fp32
+    native = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    return Precision.bf16 if native else Precision.fp32
 
 
 def build_accelerator(config: TrainConfig) -> Accelerator:

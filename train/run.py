@@ -11,7 +11,7 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 
 from calm.checkpoint import read_json, sha256_file, write_json
-from calm.config import Stage, TrainConfig
+from calm.config import Precision, Stage, TrainConfig
 from calm.environment import environment
 from calm.errors import CheckpointError, ConfigError
 from calm.locking import RunLock
@@ -199,11 +199,16 @@ def _finetune(context: Context, begun: Start, output: Path, done: Done) -> Early
         model = _load(context, folder_of(context.run_dir, state.best.step) / "model")
 
     def write() -> None:
-        model_folder.save(model, output)
+        model_folder.save(model, output, stored(context.config))
         done.add("finetune", settings)
 
     context.on_main(write)
     return _load(context, output)
+
+
+def stored(config: TrainConfig) -> torch.dtype:
+    """The dtype that weights are written in."""
+    return torch.bfloat16 if config.store is Precision.bf16 else torch.float32
 
 
 def _load(context: Context, folder: Path) -> EarlyExitT5:
@@ -235,7 +240,7 @@ def _classifier(context: Context, model: EarlyExitT5, begun: Start, output: Path
     )
 
     def write() -> None:
-        model_folder.save(model, output)
+        model_folder.save(model, output, stored(context.config))
         done.add("classifier", settings)
 
     context.on_main(write)
