@@ -7,9 +7,10 @@ The decoder is handed in and must record confidences. It may split rows over pro
 runs in one of them. Nothing here knows a model, and equal inputs give equal artifacts.
 """
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -183,7 +184,7 @@ class _Calibration:
                     threshold=certified[-1],
                     needed_n=needed_n(choice.tolerance, self.level),
                     picked=picked[choice.tolerance] is plan.measure,
-                    dev={**asdict(choice), "rejected_schedules": plan.rejected},
+                    dev=json.loads(json.dumps({**asdict(choice), "rejected_schedules": plan.rejected})),
                 )
             )
             logger.info(
@@ -230,7 +231,9 @@ class _Calibration:
         if self._full is None or self._loss is None:
             key = cache_key(self.identity.to_json(), self.rows_hash)
             cache = TraceCache(self.folder / "calibration" / "full", key, CHUNK_BATCHES * self.config.batch_size)
-            self._full = cache.decode(self.decode, self.rows, Full(), "full depth", self.progress)
+            traces = cache.decode(self.decode, self.rows, Full(), "full depth", self.progress)
+            # no measure was asked, so whatever stands there is no measure's: every row is decoded at the next threshold
+            self._full = [replace(trace, confidences=()) for trace in traces]
             self._loss = ConsistencyLoss(self.config.consistency, self.rows, self._full, clean=self.clean)
         return self._full, self._loss
 

@@ -42,6 +42,10 @@ def check_rows(traces: Sequence[DecodeTrace], examples: Sequence[Example], where
 class ConsistencyLoss:
     """The loss of early traces against one full decode of the same examples; scores of the full decode are kept.
 
+    Args:
+        clean: applied to predictions and references before they are scored.
+        score: scores in [0, 1] of predictions against references; default ROUGE-L.
+
     Attributes:
         full_scores: R(full) per row; None for textual consistency, which reads no reference.
     """
@@ -53,14 +57,14 @@ class ConsistencyLoss:
         full: Sequence[DecodeTrace],
         *,
         clean: Clean | None = None,
-        score: Score = rouge_l_many,
+        score: Score | None = None,
     ) -> None:
         check_rows(full, examples, "full decode")
         self.kind = kind
         self._examples = list(examples)
         self._full = list(full)
         self._clean = clean or (lambda text: text)
-        self._score = score
+        self._score = score or rouge_l_many
         self._references = [self._clean(example.target) for example in examples]
         self.full_scores: Float[np.ndarray, " rows"] | None = None
         if kind is Consistency.risk:

@@ -8,7 +8,7 @@ threshold is the layer at which the row crossed before.
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+from jaxtyping import Bool, Float, Int
 
 from ..records import DecodeTrace
 from ..thresholds import ThresholdSchedule
@@ -16,52 +16,59 @@ from ..thresholds import ThresholdSchedule
 MARGIN = 1e-6  # a confidence this close to its threshold counts as changed: the row is decoded, not guessed
 
 
-def row_unchanged(trace: DecodeTrace, schedule: ThresholdSchedule, exit_layers: Sequence[int], num_layers: int) -> bool:
-    """True when decoding with ``schedule`` is sure to give ``trace`` again.
-
-    ``trace.confidences[step][layer - 1]`` must hold the measure's confidence at every checked layer up to the
-    crossing, NaN where the measure has none. Without recorded confidences the answer is False, and so it is where
-    they are NaN throughout: a decode at full depth asks no measure, so its NaNs say nothing of one.
-    """
-    if len(trace.confidences) != len(trace.tokens):
-        return False
-    if not trace.tokens:
-        return True
-    confidences = np.asarray(trace.confidences, dtype=np.float64)  # (T, L)
-    for step, crossing in enumerate(trace.crossing_layers):
-        if _crossing(confidences[step], schedule, step, exit_layers, num_layers, crossing) != crossing:
-            return False
-    return True
-
-
-def _crossing(
-    confidences: NDArray[np.float64],
-    schedule: ThresholdSchedule,
-    step: int,
-    exit_layers: Sequence[int],
-    num_layers: int,
-    known: int,
-) -> int | None:
-    """First checked layer up to ``known`` that crosses, L where none does and all are known, None where unsure."""
-    heard = False
-    for layer in exit_layers:
-        if layer > known:
-            return None  # it crossed there before and would not now: what follows was never seen
-        base = schedule.threshold[layer - 1] if isinstance(schedule.threshold, tuple) else schedule.threshold
-        confidence = confidences[layer - 1]
-        heard |= not np.isnan(confidence)
-        if base >= 1.0 or np.isnan(confidence):
-            continue
-        distance = confidence - schedule.at(step, layer)
-        if abs(distance) < MARGIN:
-            return None
-        if distance > 0:
-            return layer
-    return num_layers if known == num_layers and heard else None
-
-
 def changed_rows(
     traces: Sequence[DecodeTrace], schedule: ThresholdSchedule, exit_layers: Sequence[int], num_layers: int
 ) -> list[int]:
-    """Indices of the rows that ``schedule`` may decode differently."""
-    return [row for row, trace in enumerate(traces) if not row_unchanged(trace, schedule, exit_layers, num_layers)]
+    """Indices of the rows that ``schedule`` may decode differently.
+
+    ``trace.confidences[step][layer - 1]`` must hold the measure's confidence at every checked layer up to the
+    crossing, NaN where the measure has none. A row without recorded confidences, or with NaN throughout a token as a
+    decode at full depth leaves them, counts as changed.
+    """
+    known = [row for row, trace in enumerate(traces) if len(trace.confidences) == len(trace.tokens)]
+    lengths = np.array([len(traces[row].tokens) for row in known], dtype=np.int64)
+    changed = set(range(len(traces))) - set(known)
+    if lengths.sum():
+        confidences = np.array([step for row in known for step in traces[row].confidences], dtype=np.float64)
+        crossing = np.array([layer for row in known for layer in traces[row].crossing_layers], dtype=np.int64)
+        steps = np.concatenate([np.arange(length) for length in lengths])
+        thresholds = np.array(
+            [[_threshold(schedule, step, layer) for layer in exit_layers] for step in range(int(lengths.max()))]
+        )
+        columns = [layer - 1 for layer in exit_layers]
+        kept = _same_decision(
+            confidences[:, columns], thresholds[steps], crossing, np.array(exit_layers, dtype=np.int64), num_layers
+        )
+        owner = np.repeat(known, lengths)
+        changed.update(np.unique(owner[~kept]).tolist())
+    return sorted(changed)
+
+
+def _threshold(schedule: ThresholdSchedule, step: int, layer: int) -> float:
+    """Infinity where exits are off: a threshold >= 1 lets nothing exit, not even a saturated confidence."""
+    base = schedule.threshold[layer - 1] if isinstance(schedule.threshold, tuple) else schedule.threshold
+    return float("inf") if base >= 1.0 else schedule.at(step, layer)
+
+
+def _same_decision(
+    confidences: Float[np.ndarray, "tokens exits"],
+    thresholds: Float[np.ndarray, "tokens exits"],
+    crossing: Int[np.ndarray, " tokens"],
+    exit_layers: Int[np.ndarray, " exits"],
+    num_layers: int,
+) -> Bool[np.ndarray, " tokens"]:
+    """True where the token is sure to cross at the layer where it crossed before.
+
+    Layers above the crossing were never seen. A token that would not cross there any more climbs into them: unsure.
+    """
+    distance = confidences - thresholds  # NaN compares false: a measure that says nothing never crosses
+    seen = exit_layers <= crossing[:, None]
+    unsure = seen & (np.abs(distance) < MARGIN)
+    crosses = seen & (distance >= MARGIN)
+    event = unsure | crosses
+    first = event.argmax(axis=1)
+    rows = np.arange(len(crossing))
+    same = crosses[rows, first] & (exit_layers[first] == crossing)
+    heard = (seen & ~np.isnan(confidences)).any(axis=1)  # a decode that asked no measure says nothing of one
+    stays = heard & (crossing == num_layers)
+    return np.asarray(np.where(event.any(axis=1), same, stays))

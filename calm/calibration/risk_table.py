@@ -5,11 +5,11 @@ the next chunk and ends with bitwise the same numbers. A row whose decisions a s
 its trace (calm/calibration/reuse.py).
 """
 
+import hashlib
 import io
 import json
 import logging
 import shutil
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ _PER_TOKEN = ("tokens", "crossing_layers", "emission_layers", "executed_layers",
 
 
 def pack_traces(traces: Sequence[DecodeTrace]) -> bytes:
-    """Traces as the bytes of an npz without pickle; confidences as float32, which is how they are computed."""
+    """Traces as a sha256 and an npz without pickle; confidences as float32, which is how they are computed."""
     text = json.dumps([[trace.id, trace.text, len(trace.tokens), trace.finished] for trace in traces])
     arrays: dict[str, Any] = {"rows": np.frombuffer(text.encode(), dtype=np.uint8)}
     for name in _PER_TOKEN:
@@ -43,11 +43,15 @@ def pack_traces(traces: Sequence[DecodeTrace]) -> bytes:
     arrays["confidences"] = np.array(steps, dtype=np.float32)  # (all tokens, L), or empty where not recorded
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
-    return buffer.getvalue()
+    data = buffer.getvalue()
+    return hashlib.sha256(data).digest() + data
 
 
-def unpack_traces(data: bytes) -> list[DecodeTrace]:
-    """Inverse of ``pack_traces``; ValueError, KeyError or BadZipFile where the bytes are damaged."""
+def unpack_traces(packed: bytes) -> list[DecodeTrace]:
+    """Inverse of ``pack_traces``; ValueError where the bytes are damaged."""
+    digest, data = packed[:32], packed[32:]
+    if hashlib.sha256(data).digest() != digest:
+        raise ValueError("sha256 mismatch")
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         rows = json.loads(archive["rows"].tobytes().decode())
         columns = {name: archive[name].tolist() for name in _PER_TOKEN}
@@ -90,7 +94,7 @@ class TraceCache:
             chunk = examples[start : start + self.chunk_rows]
             if progress is not None:
                 progress(name, start, len(examples))
-            traces.extend(self._chunk(decode, chunk, policy, self.folder / f"{name}.{start:06d}.npz"))
+            traces.extend(self._chunk(decode, chunk, policy, self.folder / f"{name}.{start:06d}.traces"))
         if progress is not None:
             progress(name, len(examples), len(examples))
         return traces
@@ -100,7 +104,7 @@ class TraceCache:
         if path.is_file():
             try:
                 traces = unpack_traces(path.read_bytes())
-            except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
+            except (ValueError, OSError) as error:
                 logger.warning("%s is damaged (%s): decoding its rows anew", path, error)
             else:
                 if [trace.id for trace in traces] == ids:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calm.calibration.reuse import changed_rows, row_unchanged
+from calm.calibration.reuse import changed_rows
 from calm.config import Measure, Schedule
 from calm.policies import Confident
 from calm.records import DecodeTrace
@@ -22,7 +22,7 @@ def trace(crossing: int, *confidences: float) -> DecodeTrace:
 
 
 def unchanged(row: DecodeTrace, threshold: float | tuple[float, ...], exit_layers: tuple[int, ...] = (1, 2, 3)) -> bool:
-    return row_unchanged(row, ThresholdSchedule(threshold), exit_layers, num_layers=4)
+    return changed_rows([row], ThresholdSchedule(threshold), exit_layers, num_layers=4) == []
 
 
 def test_a_row_is_kept_while_no_layer_below_its_crossing_reaches_the_threshold() -> None:
@@ -65,8 +65,8 @@ def test_a_decaying_threshold_is_compared_step_by_step() -> None:
     constant = ThresholdSchedule(0.95)
     decaying = ThresholdSchedule(0.95, Schedule.decaying, tau=4.0, length=2)
     assert decaying.at(0, 1) > 0.9 > decaying.at(1, 1)
-    assert row_unchanged(row, constant, (1, 2, 3), 4)
-    assert not row_unchanged(row, decaying, (1, 2, 3), 4)
+    assert changed_rows([row], constant, (1, 2, 3), 4) == []
+    assert changed_rows([row, row], decaying, (1, 2, 3), 4) == [0, 1]
 
 
 @settings(max_examples=60, deadline=None)
