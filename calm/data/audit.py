@@ -12,12 +12,13 @@ from transformers import PreTrainedTokenizerBase
 from ..config import DataConfig
 from ..records import Example
 from .splits import sample
-from .text import text_ids
+from .text import decode_ids, text_ids
 
 logger = logging.getLogger(__name__)
 
 _TRAIN_ROWS = 5_000  # the statistics of train are a sample of this size
 _CHUNK = 1_000
+_UNCASED = "uncased tokenizer: capitals are read as small letters and never written"
 
 
 def article_filter(rows: Sequence[Example], tokenizer: PreTrainedTokenizerBase, limit: int) -> list[Example]:
@@ -52,6 +53,9 @@ def token_audit(
     """
     result: dict[str, Any] = {}
     prefix = len(text_ids(tokenizer, config.source_prefix))
+    uncased = decode_ids(tokenizer, text_ids(tokenizer, "A")) == "a"
+    if uncased:
+        logger.info("%s", _UNCASED)
     for name, rows in splits.items():
         rows = sample(rows, _TRAIN_ROWS) if name == "train" else rows
         if not rows:
@@ -64,6 +68,7 @@ def token_audit(
             "source": _quantiles([len(ids) + prefix + 1 for ids in sources], config.max_source_tokens),
             "target": _quantiles([len(ids) + 1 for ids in targets], config.max_target_tokens),
             **unknown,
+            "uncased": uncased,
         }
         if unknown["unk_share"] > 0:
             logger.warning(
@@ -114,6 +119,6 @@ def format_audit(audit: Mapping[str, Any]) -> str:
         lines += [f"  {key}: {count:,} · {reason}" for reason, count in audit[key].items()]
     if audit["duplicate_ids"]:
         lines.append(f"  repeated ids: {audit['duplicate_ids']:,}")
-    if audit.get("lowercase"):
-        lines.append("  uncased: capitals are read as small letters and never written")
+    if any(told["uncased"] for told in audit.get("tokens", {}).values()):
+        lines.append(f"  {_UNCASED}")
     return "\n".join(lines)
