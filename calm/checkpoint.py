@@ -227,6 +227,8 @@ def atomic_folder(target: str | Path, failpoints: str = "folder", needed: int | 
             if isinstance(error, SafetensorError) or error.errno in WRITE_ERRORS:
                 raise write_failure(target, error, needed) from error
             raise
+        except CheckpointError as error:  # a file's own error: the user knows the target, not our temporary name
+            raise CheckpointError(str(error).replace(str(temporary), str(target))) from error.__cause__
         try:
             _complete(temporary, target, failpoints)
         except OSError as error:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from io import TextIOBase
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -31,10 +32,10 @@ class Progress:
         done: int = 0,
         shown: bool = True,
         every_s: float = 15.0,
-        stream: TextIO | None = None,
+        stream: TextIO | TextIOBase | None = None,
     ) -> None:
         self.total, self.label, self.unit, self.done, self.shown = total, label, unit, done, shown
-        self._stream = stream or sys.stderr
+        self._stream: Any = stream or sys.stderr
         self._every, self._begun, self._first = every_s, time.monotonic(), done
         self._last = float("-inf")
         self._stats: dict[str, str] = {}
@@ -42,7 +43,7 @@ class Progress:
         if shown and self._stream.isatty():
             self._bar = tqdm(total=total, initial=done, desc=label, unit=unit, file=self._stream, dynamic_ncols=True)
 
-    def update(self, count: int = 1, **stats: float | str) -> None:
+    def update(self, count: int = 1, **stats: float | int | str) -> None:
         """Advance; ``stats`` are shown beside the counts."""
         self.done += count
         self._stats.update({name: f"{v:.4g}" if isinstance(v, float) else str(v) for name, v in stats.items()})

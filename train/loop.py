@@ -196,7 +196,7 @@ def prepare_model(model: EarlyExitT5, config: FinetuneConfig) -> EarlyExitT5:
             elif isinstance(getattr(module, "dropout", None), float):
                 module.dropout = config.dropout_rate  # type: ignore[assignment]
     if config.gradient_checkpointing:
-        model.hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.hf.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     return model
 
 
