@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, T5Config, T5For
 from ..checkpoint import load_tensors, read_json
 from ..config import ShapeConfig
 from ..errors import CheckpointError
+from .copying import init_copying
 from .folder import WEIGHTS, assemble, read_config, share_embeddings
 from .settings import EarlyExitSettings
 from .t5 import EarlyExitT5
@@ -21,7 +22,7 @@ PUBLISHED_BIN = "pytorch_model.bin"
 def build_from_scratch(
     shape: ShapeConfig, tokenizer: PreTrainedTokenizerBase, settings: EarlyExitSettings
 ) -> EarlyExitT5:
-    """A T5 of the given shape with the tokenizer's vocabulary, initialised so that its loss starts near ln V.
+    """A T5 of the given shape with the tokenizer's vocabulary, whose loss starts near ln V and that copies early.
 
     Uses torch's global generator: seed it first. Hugging Face draws an untied head with std 1, which starts at tens
     of nats; here its std is d^-0.5, as a tied head has through its scale.
@@ -47,6 +48,7 @@ def build_from_scratch(
     if not shape.tied:
         with torch.no_grad():
             hf.lm_head.weight.normal_(0.0, shape.d_model**-0.5)
+    init_copying(hf)
     return EarlyExitT5(hf, tokenizer, settings)
 
 

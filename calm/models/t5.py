@@ -19,7 +19,7 @@ from .settings import EarlyExitSettings
 
 
 class ExitClassifier(nn.Module):
-    """P(exit) = sigmoid(w.h + b): one linear layer shared by all layers, in fp32, d + 1 parameters (CALM section 3.5)."""
+    """P(exit) = sigmoid(w.h + b): one linear layer for all layers, in fp32, d + 1 parameters (CALM section 3.5)."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
