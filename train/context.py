@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 @dataclass
 class Context:
+    """What every stage of a run shares in one process."""
+
     config: TrainConfig
     run_dir: Path
     accelerator: Accelerator
