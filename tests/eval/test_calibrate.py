@@ -1,0 +1,145 @@
+"""eval.calibrate: what is certified is what the decoder does, and what cannot be is said before and after."""
+
+import json
+import logging
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import calm
+from calm.calibration import ConsistencyLoss, ModelIdentity, load_artifacts
+from calm.checkpoint import verify_manifest
+from calm.config import Consistency, DecoderName, Head, Measure, TrainConfig
+from calm.data import load_corpus
+from calm.errors import ConfigError
+from calm.models.folder import save
+from eval import calibrate
+from train.calibrate import run_calibration
+
+from .conftest import MEASURES, TOLERANCE, calibration_config
+from .folders import jsonl_settings, random_folder
+
+
+def summary_of(run_dir: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    return summary
+
+
+def test_each_tested_threshold_has_the_loss_and_depth_that_a_fresh_decode_gives(certified: Path) -> None:
+    rows = load_corpus(jsonl_settings(certified / "rows.jsonl"), splits=("calibration",)).splits["calibration"]
+    decode = calm.BatchDecoder(calm.load(certified / "model"), batch_size=16)
+    loss = ConsistencyLoss(Consistency.risk, rows, decode(rows, calm.Full()))
+    tested = 0
+    for artifact in load_artifacts(certified / "model"):
+        for index, (mean_loss, skipped) in enumerate(zip(artifact.mean_losses, artifact.layers_skipped, strict=True)):
+            if index == 0:
+                assert (mean_loss, skipped) == (0.0, 0.0)
+                continue
+            traces = decode(rows, artifact.policy(artifact.grid[index]))
+            layers = [layer for trace in traces for layer in trace.emission_layers]
+            assert mean_loss == pytest.approx(float(loss(traces).mean()), abs=1e-9)
+            assert skipped == pytest.approx(1 - sum(layers) / len(layers) / 4)
+            assert mean_loss > 0 and skipped > 0
+            tested += 1
+    assert tested >= len(MEASURES)
+
+
+def test_artifacts_belong_to_the_folder_and_its_manifest_lists_them(certified: Path) -> None:
+    folder = certified / "model"
+    verify_manifest(folder)
+    listed = json.loads((folder / "MANIFEST.json").read_text())["files"]
+    identity = ModelIdentity.of(calm.load(folder), folder, dtype="float32")
+    for artifact in load_artifacts(folder):
+        assert f"calibration/{artifact.name}.json" in listed
+        artifact.check_against(identity)
+        assert artifact.n == summary_of(certified / "calibration_run")["rows"]["calibration"]["n"]
+
+
+def test_the_ladder_the_rows_needed_and_the_summary_are_told(
+    certified: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """From the cache of the first calibration, so nothing is decoded again."""
+    caplog.set_level(logging.INFO, "calm")
+    before = {path: path.read_bytes() for path in (certified / "model" / "calibration").iterdir()}
+    assert calibrate.run(calibration_config(certified / "model"), tmp_path) == 0
+    out = capsys.readouterr().out.splitlines()
+    summary = json.loads(out[-1])
+    assert summary == summary_of(tmp_path)
+    assert [row["measure"] for row in summary["calibration"]] == [m.value for m in MEASURES]
+    assert sum(row["picked"] for row in summary["calibration"]) == 1
+    assert any("threshold  mean loss" in line for line in out)
+    assert sum("no, stops here" in line for line in out) == len(MEASURES)
+    assert any("calibration rows; needed: at tolerance 0.45" in message for message in caplog.messages)
+    assert before == {path: path.read_bytes() for path in (certified / "model" / "calibration").iterdir()}
+
+
+def test_where_nothing_passes_the_status_is_3_and_full_depth_is_certified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = random_folder(tmp_path, count=40)
+    run = tmp_path / "run"
+    run.mkdir()
+    config = calibration_config(folder, tolerances=[0.05])
+    assert calibrate.run(config, run) == calibrate.NOTHING_PASSED == 3
+    assert any("certify nothing at tolerance 0.05" in message for message in caplog.messages)
+    for row in summary_of(run)["calibration"]:
+        assert (row["threshold"], row["certified_below_one"]) == (1.0, False)
+    assert "full depth is all that is certified" in capsys.readouterr().out
+    assert all(artifact.threshold_for(0.05) == 1.0 for artifact in load_artifacts(folder))
+
+
+def test_training_calibrates_with_the_same_result(certified: Path, tmp_path: Path) -> None:
+    """The stage of ``python -m train`` on a folder of its own, over two processes."""
+    folder = Path(shutil.copytree(certified / "model", tmp_path / "model"))
+    shutil.rmtree(folder / "calibration")
+    settings = calibration_config(folder).calibration
+    config = TrainConfig(data=jsonl_settings(certified / "rows.jsonl"), calibration=settings, processes=2)
+    made = run_calibration(folder, config, tmp_path, None)
+    assert [artifact.measure for artifact in made] == MEASURES
+    assert sorted(made, key=lambda artifact: artifact.name) == load_artifacts(folder)
+    assert load_artifacts(folder) == load_artifacts(certified / "model")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decoder": DecoderName.engine}, "decoder=engine is not available in this version"),
+        ({"head": Head.screened}, "head=screened needs the engine, which is not available in this version"),
+    ],
+)
+def test_what_this_version_lacks_is_one_clear_error(
+    certified: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        calibrate.run(calibration_config(certified / "model", **changes), tmp_path)
+
+
+def test_a_model_without_an_exit_classifier_is_told_before_anything_is_decoded(certified: Path, tmp_path: Path) -> None:
+    model = calm.load(certified / "model")
+    model.settings = replace(model.settings, has_classifier=False)
+    folder = save(model, tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"calibration.measures=\[softmax,state\]"):
+        calibrate.run(calibration_config(folder), tmp_path)
+    assert not (tmp_path / "model-calibration").exists()
+
+
+def test_a_folder_that_does_not_say_its_corpus_asks_for_one(certified: Path, tmp_path: Path) -> None:
+    model = calm.load(certified / "model")
+    model.settings = replace(model.settings, data={})
+    folder = save(model, tmp_path / "model")
+    with pytest.raises(ConfigError, match="choose a corpus with data=NAME"):
+        calibrate.run(calibration_config(folder), tmp_path)
+
+
+def test_several_tolerances_each_hold_by_themselves(
+    certified: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(certified / "model", tmp_path / "model"))
+    config = calibration_config(folder, tolerances=[TOLERANCE, 0.6], measures=[Measure.state])
+    assert calibrate.run(config, tmp_path) == 0
+    assert "not all of them at once" in capsys.readouterr().out
+    tolerances = [row["tolerance"] for row in summary_of(tmp_path)["calibration"]]
+    assert tolerances == [TOLERANCE, 0.6]
