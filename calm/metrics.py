@@ -46,7 +46,9 @@ def rouge_l_many(predictions: Sequence[str], references: Sequence[str]) -> Float
     """``rouge_l`` of every pair, in order; ValueError when the two differ in length."""
     if len(predictions) != len(references):
         raise ValueError(f"{len(predictions)} predictions for {len(references)} references; give one of each per row")
-    return np.array([rouge_l(p, r) for p, r in zip(predictions, references, strict=True)], dtype=np.float64)
+    score = _scorer(_has_native()).score
+    pairs = zip(references, predictions, strict=True)
+    return np.array([score(reference, text)[ROUGE_TYPE].fmeasure for reference, text in pairs], dtype=np.float64)
 
 
 def metric_signature() -> str:

@@ -6,6 +6,7 @@ backfilled caches do. Equal inputs give equal traces, whatever the batch.
 
 import random
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 
@@ -40,6 +41,14 @@ IDENTITY = ModelIdentity(
     max_target_tokens=LENGTH,
     max_source_tokens=16,
 )
+
+
+@cache
+def _thresholds(policy: Confident) -> list[list[float]]:
+    """Per step and layer 1..L-1; infinite where exits are off."""
+    if policy.schedule.exits_off:
+        return [[float("inf")] * LAYERS] * LENGTH
+    return [[policy.schedule.at(step, layer) for layer in range(1, LAYERS)] for step in range(LENGTH)]
 
 
 class FakeDecoder:
@@ -113,7 +122,7 @@ class FakeDecoder:
             if policy.measure is Measure.classifier:
                 confidence = float(np.float32(confidence * 0.5 + 0.5 * generator.random()))
             seen[layer - 1] = confidence
-            if not policy.schedule.exits_off and confidence >= policy.schedule.at(step, layer):
+            if confidence >= _thresholds(policy)[step][layer - 1]:
                 wrong = FIRST_WORD + (right - FIRST_WORD + 1) % len(WORDS)
                 return tuple(seen), layer, right if correct or right == EOS else wrong
         assert isinstance(policy, Full | Confident)

@@ -75,7 +75,7 @@ def test_lookups() -> None:
 def test_policy_carries_measure_schedule_and_full_length() -> None:
     policy = artifact(schedule=Schedule.decaying, agreement_k=2).policy(0.9)
     assert (policy.measure, policy.agreement_k) == (Measure.softmax, 2)
-    assert (policy.schedule.kind, policy.schedule.length, policy.schedule.threshold) == (Schedule.decaying, 10, 0.9)
+    assert (policy.schedule.kind, policy.schedule.length, policy.schedule.threshold) == (Schedule.decaying, 8, 0.9)
 
 
 OTHERS = {

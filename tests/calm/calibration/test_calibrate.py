@@ -25,6 +25,12 @@ DEV = make_examples(40, "dev")
 ROWS = make_examples(160, "cal")
 
 
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No power is cut here, and a busy disk takes its time."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
 def config(**changes: object) -> CalibrationConfig:
     values: dict[str, object] = dict(
         measures=[Measure.softmax], tolerances=[0.1], error_prob=0.1, batch_size=64, schedule=Schedule.constant

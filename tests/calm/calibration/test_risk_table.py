@@ -21,6 +21,12 @@ from .fake_decoder import IDENTITY, LAYERS, FakeDecoder, make_examples
 EXITS = (IDENTITY.exit_layers, LAYERS)
 
 
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No power is cut here, and a busy disk takes its time."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
 def policy(threshold: float) -> Confident:
     return Confident(Measure.softmax, ThresholdSchedule(threshold))
 
