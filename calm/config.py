@@ -262,6 +262,7 @@ class FinetuneConfig:
     lr_schedule: LrSchedule = LrSchedule.linear
     warmup_steps: int = 200
     optimizer: OptimizerName = OptimizerName.adamw
+    beta2: float = 0.999  # AdamW's; 0.98 forgets faster, which suits short runs
     weight_decay: float = 0.0
     clip_norm: float = 1.0
     loss: ExitLoss = ExitLoss.weighted
@@ -294,6 +295,7 @@ class FinetuneConfig:
             check_range(f"finetune.{name}", getattr(self, name), 0, INF)
         check_range("finetune.lr", self.lr, 0, INF, open_low=True, open_high=True)
         check_range("finetune.clip_norm", self.clip_norm, 0, INF, open_low=True)
+        check_range("finetune.beta2", self.beta2, 0, 1, open_high=True)
         check_range("finetune.distill", self.distill, 0, 1)
         check_range("finetune.label_smoothing", self.label_smoothing, 0, 1, open_high=True)
         if self.dropout_rate is not None:

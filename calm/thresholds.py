@@ -34,9 +34,12 @@ class ThresholdSchedule:
             raise ConfigError(f"threshold length N must be at least 1, got {self.length}")
 
     def at(self, step: int, layer: int) -> float:
-        """Threshold after ``layer`` (1..L-1) for the token at ``step`` (0 = first generated)."""
+        """What a confidence after ``layer`` (1..L-1) must reach at ``step`` (0 = first generated).
+
+        Infinity where the threshold is >= 1: not even a saturated confidence exits there.
+        """
         value = self.threshold[layer - 1] if isinstance(self.threshold, tuple) else self.threshold
-        return self._decayed(value, step)
+        return math.inf if value >= 1.0 else self._decayed(value, step)
 
     def threshold_at(self, step: int) -> float | tuple[float, ...]:
         """The whole schedule at one step: a number, or one per layer."""

@@ -34,7 +34,8 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: FinetuneConfig) 
     """AdamW, or Adafactor as T5 was trained with: factored, updates relative to each parameter's own size."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if config.optimizer is OptimizerName.adamw:
-        return torch.optim.AdamW(trained, lr=config.lr, weight_decay=config.weight_decay)
+        betas = (0.9, config.beta2)
+        return torch.optim.AdamW(trained, lr=config.lr, betas=betas, weight_decay=config.weight_decay)
     from transformers.optimization import Adafactor
 
     optimizer: torch.optim.Optimizer = Adafactor(

@@ -73,8 +73,10 @@ def test_threshold_one_ignores_a_saturated_confidence() -> None:
     rows = [Example("a", "a", "w3", "")]
     recorded = OneDecoder(model, record_confidences=True)(rows, confident(Measure.softmax, 0.9999))[0]
     assert max(max(c for c in step if c == c) for step in recorded.confidences if any(c == c for c in step)) == 1.0
+    some = Confident(Measure.softmax, ThresholdSchedule((1.0, 1.0, 0.5, 1.0, 1.0)))
     for decoder in (OneDecoder(model), BatchDecoder(model)):
         assert set(decoder(rows, confident(Measure.softmax, 1.0))[0].crossing_layers) == {6}
+        assert set(decoder(rows, some)[0].crossing_layers) == {3}
 
 
 @pytest.mark.parametrize("layer", [1, 2, 3])
