@@ -1,16 +1,20 @@
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import pytest
 
 from calm.data.cache import build_once, cache_root, cached_rows
+from calm.data.splits import content_hash
 from calm.errors import DataError
 from calm.records import Example
 
+FORK = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12 warns when torch has threads
 ROOT = Path(__file__).parents[3]
 BUILDER = """
 import sys
@@ -31,23 +35,56 @@ print(len(rows), content_hash(rows), info["release"])
 """
 
 
-def start(folder: Path, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", BUILDER, str(folder)]
-    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
+def slow_build(root: Path) -> Callable[[dict[str, str]], Iterable[Example]]:
+    def build(info: dict[str, str]) -> Iterable[Example]:
+        with open(root / "built", "a") as file:
+            file.write("x")
+        for i in range(2000):
+            yield Example(f"id{i}", "f", f"text {i}", "t")
+
+    return build
 
 
-def test_two_processes_at_once_build_once_and_agree(tmp_path: Path) -> None:
-    processes = [start(tmp_path), start(tmp_path)]
-    told = [process.communicate(timeout=120)[0] for process in processes]
+def start(root: Path, answer: Path | None = None, failpoint: str = "") -> ForkProcess:
+    """Another process that asks for the corpus and writes down what it got."""
+
+    def ask() -> None:
+        os.environ["CALM_FAILPOINT"] = failpoint
+        rows, _ = cached_rows(root, "corpus", slow_build(root))
+        if answer is not None:
+            answer.write_text(f"{len(rows)} {content_hash(rows)}")
+
+    process = multiprocessing.get_context("fork").Process(target=ask)
+    process.start()
+    return process
+
+
+@FORK
+def test_processes_at_once_build_once_and_agree(tmp_path: Path) -> None:
+    answers = [tmp_path / f"answer{i}" for i in range(4)]
+    processes = [start(tmp_path, answer) for answer in answers]
+    for process in processes:
+        process.join(120)
+    told = {answer.read_text() for answer in answers}
+    assert len(told) == 1 and told.pop().startswith("2000 ")
+    assert (tmp_path / "built").read_text() == "x"
+
+
+@pytest.mark.slow
+def test_unrelated_commands_at_once_build_once_and_agree(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BUILDER, str(tmp_path)]
+    processes = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [process.communicate(timeout=240)[0] for process in processes]
     assert told[0] == told[1] and told[0].startswith("2000 ") and "of a test" in told[0]
     assert (tmp_path / "built").read_text() == "x"
 
 
+@FORK
 @pytest.mark.parametrize("point", ["cache.row:1500", "cache.before_manifest", "cache.before_rename"])
 def test_a_killed_builder_leaves_nothing_that_is_read(tmp_path: Path, point: str) -> None:
-    killed = start(tmp_path, CALM_FAILPOINT=point)
-    killed.communicate(timeout=120)
-    assert killed.returncode == -signal.SIGKILL
+    killed = start(tmp_path, failpoint=point)
+    killed.join(120)
+    assert killed.exitcode == -signal.SIGKILL
     assert not (tmp_path / "corpus").exists() and len(list(tmp_path.glob(".corpus.tmp-*"))) == 1
     rows, _ = cached_rows(tmp_path, "corpus", two)
     assert [row.id for row in rows] == ["1", "2"]
