@@ -17,6 +17,7 @@ def run(config: TrainConfig, run_dir: Path) -> int:
     """Start one process per core where that is fastest, else train here."""
     count = process_count(config)
     if count > 1:
+        print(f"starting {count} processes in {run_dir}", flush=True)  # they need seconds to import torch
         return launch(count, job_overrides(), run_dir)
     from .run import train  # torch and transformers take seconds: the parent needs neither
 

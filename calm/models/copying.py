@@ -42,4 +42,5 @@ def init_copying(model: T5ForConditionalGeneration) -> None:
 
 
 def _orthonormal(rows: int, columns: int) -> Tensor:
-    return torch.linalg.qr(torch.randn(rows, columns))[0]
+    basis: Tensor = torch.linalg.qr(torch.randn(rows, columns))[0]
+    return basis
