@@ -13,6 +13,7 @@ from tests.train.tiny import curve, events, run_processes, scores, tiny_config, 
 from train.run import train
 
 POINTS = ["before_weights", "after_weights", "after_optimizer", "before_manifest", "before_rename", "after_rename"]
+QUICK = ["before_weights", "before_rename", "after_rename"]
 KILLED = -int(signal.SIGKILL)
 
 
@@ -54,7 +55,9 @@ def killed_and_resumed(processes: int, point: str, run_dir: Path) -> None:
     assert [event["step"] for event in resumed] == [3 if point == "after_rename" else 2]
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point", [point if point in QUICK else pytest.param(point, marks=pytest.mark.slow) for point in POINTS]
+)
 def test_killed_in_a_save_then_resumed_is_the_same_run(tmp_path: Path, point: str, uninterrupted: Path) -> None:
     killed_and_resumed(1, point, tmp_path)
     assert_same_run(tmp_path, uninterrupted)

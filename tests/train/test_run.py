@@ -14,10 +14,11 @@ import torch
 
 import calm
 from calm.checkpoint import verify_manifest
-from calm.config import Device, LrSchedule, OptimizerName, Precision, Stage
+from calm.config import Device, LrSchedule, Measure, OptimizerName, Precision, SplitConfig, Stage, TrackingMode
 from calm.errors import CheckpointError, ConfigError, TrainingError
 from calm.locking import RunLock
 from calm.tracking import Tracker, read_metrics
+from tests.calm.test_tracking import offline_records
 from tests.train.tiny import curve, events, run_processes, scores, start_processes, tiny_config, train_job
 from train import loop as loop_module
 from train import step as step_module
@@ -275,3 +276,31 @@ def test_a_tracker_that_fails_at_finish_does_not_hide_the_run(tmp_path: Path, mo
     with pytest.raises(TrainingError):
         train(tiny_config(finetune__max_bad_steps=1), tmp_path)
     assert codes == [1]
+
+
+def test_all_stages_are_in_one_wandb_run_and_a_changed_rate_is_on_record_twice(tmp_path: Path) -> None:
+    config = tiny_config(
+        stage=Stage.all, tracking__mode=TrackingMode.offline, finetune__steps=3, classifier__steps=4,
+        classifier__log_every=2, calibration__measures=[Measure.softmax], calibration__grid_size=2,
+        calibration__dev_rows=4, processes=1, data__split=SplitConfig(0.1, 0.4, 0.1),
+    )  # fmt: skip
+    assert train(config, tmp_path) == 0
+    assert calm.load(tmp_path / "model").settings.has_classifier
+    assert (tmp_path / "model/calibration/softmax-risk.json").is_file()
+    config.resume, config.finetune.lr, config.finetune.steps = str(tmp_path), 5e-3, 4
+    assert train(config, tmp_path) == 0
+
+    records = offline_records(tmp_path)
+    points = [record["history"]["item"] for record in records if record["type"] == "history"]
+    steps = [point["train/global_step"] for point in points if "train/loss" in point]
+    assert steps == [1, 2, 3, 4]
+    assert any("classifier/validation_loss" in point for point in points)
+    settings: dict[str, Any] = {}
+    rates = []
+    for record in records:
+        update = record["config"]["update"] if record["type"] == "config" else {}
+        settings.update(update)
+        rates += [update["finetune/lr"]] if "finetune/lr" in update else []
+    assert rates == [1e-2, 5e-3] and settings["classifier/lr"] == config.classifier.lr
+    assert settings["events/resume/step-000003"]["changed"]["finetune.lr"] == {"old": 1e-2, "new": 5e-3}
+    assert "calibration/tolerances" in settings
