@@ -20,6 +20,8 @@ from ..records import DecodeTrace
 Threshold = float | tuple[float, ...]
 BELOW_ONE = float(np.nextafter(np.float32(1.0), np.float32(0.0)))  # the largest threshold that still lets 1.0 exit
 
+NUDGE = 2e-6  # far above rounding in fp32, far below what matters
+
 
 def point_from_json(value: Any) -> Threshold:
     """A threshold, or the vector of one per layer, as JSON holds it."""
@@ -36,13 +38,15 @@ def flip_thresholds(
 ) -> Float[np.ndarray, "steps layers"]:
     """The threshold at which each confidence crosses, for the schedules of calm/thresholds.py; NaN stays NaN.
 
-    Clipped to [0, largest number below 1]: at 1.0 exits are off, so a saturated confidence flips just below.
+    Clipped to [0, largest number below 1]: at 1.0 exits are off, so a saturated confidence flips just below. With a
+    decaying schedule the value lies ``NUDGE`` below the exact one, which rounding would decide one way or the other:
+    all tokens of a confidence with few values, such as agreement's, would hang on it.
     """
     decay = np.exp(-tau * np.arange(confidences.shape[0]) / length)[:, None]  # (T, 1)
     if kind is Schedule.decaying:
-        flips = (confidences - 0.1 * decay) / 0.9
+        flips = (confidences - 0.1 * decay) / 0.9 - NUDGE
     elif kind is Schedule.decaying_released:
-        flips = confidences / (0.9 + 0.1 * decay)
+        flips = confidences / (0.9 + 0.1 * decay) - NUDGE
     else:
         flips = confidences
     return np.clip(flips, 0.0, BELOW_ONE)

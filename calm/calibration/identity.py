@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..models.t5 import EarlyExitT5
 
 MODEL_FILES = ("model.safetensors", "exit_classifier.safetensors", "config.json")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "spiece.model", "special_tokens_map.json")
+TOKENIZER_FILES = ("tokenizer.json", "spiece.model")  # tokenizer_config.json changes with every load and save
 DECODING_CODE = (
     "decode*.py",
     "batch_layers.py",
