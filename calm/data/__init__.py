@@ -20,7 +20,7 @@ from .splits import (
     SPLITS,
     check_overlap,
     content_hash,
-    drop_shared_texts,
+    drop_shared,
     one_per_family,
     published_split_of,
     refuse_empty,
@@ -183,8 +183,8 @@ def _split(intake: Intake, config: DataConfig) -> tuple[dict[str, list[Example]]
         if len(chosen) < len(parts[name]):
             dropped[f"beyond one row per family ({name})"] = len(parts[name]) - len(chosen)
         parts[name] = chosen
-    parts, shared = drop_shared_texts(parts)
-    dropped.update({f"text also in another split ({name})": n for name, n in shared.items()})
+    parts, shared = drop_shared(parts)
+    dropped.update({f"text or family also in another split ({name})": n for name, n in shared.items()})
     for name in SPLITS[1:]:
         limited = parts[name][: config.max_eval_rows]
         if len(limited) < len(parts[name]):

@@ -59,15 +59,17 @@ def sample(rows: Sequence[Example], n: int | None) -> list[Example]:
     return [rows[i] for i in sorted(ranked[:n])]
 
 
-def drop_shared_texts(splits: Mapping[str, list[Example]]) -> tuple[dict[str, list[Example]], dict[str, int]]:
-    """Leave a source text that two splits have in the more protected one; count what the others lost."""
-    seen: set[str] = set()
+def drop_shared(splits: Mapping[str, list[Example]]) -> tuple[dict[str, list[Example]], dict[str, int]]:
+    """Leave a source text or a family that two splits have in the more protected one; count what the others lost."""
+    texts: set[str] = set()
+    families: set[str] = set()
     kept, lost = {}, {}
     for name in _PROTECTED:
         if name in splits:
-            kept[name] = [row for row in splits[name] if row.source not in seen]
+            kept[name] = [row for row in splits[name] if row.source not in texts and row.family not in families]
             lost[name] = len(splits[name]) - len(kept[name])
-            seen.update(row.source for row in splits[name])
+            texts.update(row.source for row in splits[name])
+            families.update(row.family for row in splits[name])
     return {name: kept[name] for name in SPLITS if name in kept}, {name: n for name, n in lost.items() if n}
 
 

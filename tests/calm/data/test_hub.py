@@ -131,3 +131,20 @@ def test_rows_from_the_hub(monkeypatch: pytest.MonkeyPatch, scripted: bool) -> N
         DataError, match="no column 'highlights'; available: document, summary; set data.summary_column"
     ):
         load_corpus(config)
+
+
+def test_a_family_of_two_published_splits_stays_in_the_more_protected_one(copy: Path) -> None:
+    folder = copy / "3.0.0"
+    for number, name in enumerate(["train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001"]):
+        table = parquet.read_table(folder / f"{name}.parquet")
+        topics = [f"topic {number}-{i}" for i in range(len(table))]
+        parquet.write_table(table.append_column("topic", pa.array(["shared", *topics[1:]])), folder / f"{name}.parquet")
+    table = parquet.read_table(folder / "test-00000-of-00001.parquet")
+    parquet.write_table(
+        table.append_column("topic", pa.array(["shared"] * len(table))), folder / "test-00000-of-00001.parquet"
+    )
+    config = cnn(str(copy))
+    config.family_column = "topic"
+    corpus = load_corpus(config)
+    assert corpus.audit["rows"]["test"] == 1 and corpus.audit["overlap"] == {"families": 0, "texts": 0}
+    assert corpus.audit["dropped"]["text or family also in another split (train)"] == 2
