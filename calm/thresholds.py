@@ -5,6 +5,7 @@ artifact's maximum length whatever a request asks. The released t5x code uses la
 """
 
 import math
+import struct
 from dataclasses import dataclass
 
 from .config import Measure, Schedule
@@ -36,10 +37,11 @@ class ThresholdSchedule:
     def at(self, step: int, layer: int) -> float:
         """What a confidence after ``layer`` (1..L-1) must reach at ``step`` (0 = first generated).
 
-        Infinity where the threshold is >= 1: not even a saturated confidence exits there.
+        Infinity where the threshold is >= 1: not even a saturated confidence exits there. Else rounded to fp32, in
+        which confidences are: so a tie is a tie in every decoder.
         """
         value = self.threshold[layer - 1] if isinstance(self.threshold, tuple) else self.threshold
-        return math.inf if value >= 1.0 else self._decayed(value, step)
+        return math.inf if value >= 1.0 else _fp32(self._decayed(value, step))
 
     def threshold_at(self, step: int) -> float | tuple[float, ...]:
         """The whole schedule at one step: a number, or one per layer."""
@@ -59,6 +61,11 @@ class ThresholdSchedule:
     def exits_off(self) -> bool:
         values = self.threshold if isinstance(self.threshold, tuple) else (self.threshold,)
         return all(value >= 1.0 for value in values)
+
+
+def _fp32(value: float) -> float:
+    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    return rounded
 
 
 def measure_schedule(measure: Measure, kind: Schedule) -> Schedule:
