@@ -28,7 +28,6 @@ Dir::State::status "{0}/status";
 Dir::Cache "{0}/cache";
 APT::Sandbox::User "";
 APT::Get::List-Cleanup "false";
-Acquire::Languages {{ "en"; }};
 Acquire::Retries "1";
 Acquire::http::Timeout "20";
 Acquire::https::Timeout "20";
