@@ -6,7 +6,6 @@ On a CPU one process per core with one thread each decodes more than twice as fa
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
@@ -185,16 +184,17 @@ def _work(pipe: Connection, spec: DecodeSpec) -> None:
 
 @contextmanager
 def _starting() -> Iterator[None]:
-    """A child started here has one thread, and leaves Ctrl-C to its parent from its first moment on."""
+    """A child started here has one thread, and leaves Ctrl-C to its parent from its first moment on.
+
+    It inherits the blocked signal. Here a Ctrl-C of this moment comes through as soon as the child is there.
+    """
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     os.environ.update(ENVIRONMENT)
-    main = threading.current_thread() is threading.main_thread()
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        if main:
-            signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for name, value in before.items():
             if value is None:
                 del os.environ[name]

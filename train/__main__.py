@@ -3,6 +3,8 @@
 python -m train +model=tiny
 python -m train +model=base data=cnn_dailymail finetune.steps=300000 finetune.batch_size=4
 python -m train resume=runs/train/<time>
+
+Leaves with 0 when done, 1 after an error, 130 after SIGINT and 143 after SIGTERM, both with a checkpoint saved.
 """
 
 from pathlib import Path

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from calm.config import Device, FinetuneConfig, TrainConfig
+from calm.config import Device, FinetuneConfig, Stage, TrainConfig
 from calm.environment import usable_cores
 from calm.errors import ConfigError
 from calm.run_dir import RUN_DIR_ENV
@@ -46,6 +46,8 @@ def process_count(config: TrainConfig) -> int:
         if config.processes not in (None, int(world)):
             raise ConfigError(f"processes={config.processes}, but the launcher started {world}; drop processes=")
         return 1
+    if config.stage is Stage.calibrate:
+        return 1  # it starts processes of its own
     parts = config.finetune.batch_size // config.finetune.accumulation
     if config.processes is not None:
         check_divisible(config.finetune, config.processes)

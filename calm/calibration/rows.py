@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from ..data.splits import check_overlap
 from ..errors import CalibrationError
 from ..records import Example
 
@@ -12,21 +13,12 @@ logger = logging.getLogger(__name__)
 
 def check_disjoint(splits: Mapping[str, Sequence[Example]]) -> None:
     """Raise CalibrationError where two splits share a family or a source text: the certificate would not hold."""
-    by_kind = {
-        "family": {name: {row.family: row.id for row in rows} for name, rows in splits.items()},
-        "source text": {name: {row.source: row.id for row in rows} for name, rows in splits.items()},
-    }
-    names = list(splits)
-    for kind, seen in by_kind.items():
-        for i, first in enumerate(names):
-            for second in names[i + 1 :]:
-                shared = seen[first].keys() & seen[second].keys()
-                if shared:
-                    example = seen[second][min(shared)]
-                    raise CalibrationError(
-                        f"splits {first} and {second} share {len(shared)} rows by {kind}, such as row {example!r}: "
-                        "they are not exchangeable with new articles, so nothing can be certified; split by family anew"
-                    )
+    overlap = check_overlap(splits)
+    if overlap:
+        raise CalibrationError(
+            f"{overlap}: these rows are not exchangeable with new articles, so nothing can be certified; "
+            "split by family anew"
+        )
 
 
 def check_families(examples: Sequence[Example]) -> None:

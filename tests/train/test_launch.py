@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from calm.config import Device
+from calm.config import Device, Stage
 from calm.errors import ConfigError
 from tests.train.tiny import tiny_config
 from train import launch as module
@@ -27,6 +27,7 @@ def test_a_cpu_gets_one_process_per_core_as_far_as_the_batch_can_be_shared() -> 
     assert process_count(tiny_config(finetune__batch_size=8, finetune__accumulation=8)) == 1
     assert process_count(tiny_config(processes=1)) == 1
     assert process_count(tiny_config(processes=2)) == 2
+    assert process_count(tiny_config(stage=Stage.calibrate)) == 1
 
 
 def test_processes_that_do_not_fit_the_batch_are_refused() -> None:

@@ -22,6 +22,7 @@ from tests.calm.test_tracking import offline_records
 from tests.train.tiny import curve, events, run_processes, scores, start_processes, tiny_config, train_job
 from train import loop as loop_module
 from train import step as step_module
+from train.context import resolve_precision
 from train.run import train
 
 
@@ -257,6 +258,15 @@ def test_bf16_is_trained_by_autocast_with_weights_in_fp32(tmp_path: Path) -> Non
     assert train(tiny_config(precision=Precision.bf16, finetune__steps=2), tmp_path) == 0
     assert calm.load(tmp_path / "model").dtype is torch.float32
     assert all(math.isfinite(loss) for loss, _ in curve(tmp_path).values())
+
+
+def test_auto_is_bf16_where_the_processor_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    for native, chosen in ((True, Precision.bf16), (False, Precision.fp32)):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda native=native: native)
+        assert resolve_precision(Precision.auto, cpu) is chosen
+    assert resolve_precision(Precision.fp32, cpu) is Precision.fp32
 
 
 def test_deterministic_runs_are_equal(tmp_path: Path) -> None:
