@@ -9,9 +9,9 @@ The mean is arithmetic; ``evaluate``'s own rouge reports the median of an unseed
 
 from typing import Any
 
-import datasets
 import evaluate
 import numpy as np
+from evaluate.module import Features, Value
 
 from calm.metrics import bootstrap_ci, metric_signature, rouge_l_many
 
@@ -26,12 +26,12 @@ class RougeL(evaluate.Metric):  # type: ignore[misc]
     """
 
     def _info(self) -> evaluate.MetricInfo:
-        text = datasets.Value("string")
+        text = Value("string")
         return evaluate.MetricInfo(
             description=DESCRIPTION,
             citation="",
             inputs_description=INPUTS,
-            features=datasets.Features({"predictions": text, "references": text}),
+            features=Features({"predictions": text, "references": text}),
         )
 
     def _compute(
