@@ -47,10 +47,11 @@ def test_cut_deals_every_row_once_by_length_and_independent_of_processes(rows: l
     assert cut([], 4) == []
 
 
-def test_two_processes_equal_one_for_every_policy_and_keep_the_order(folder: Path, rows: list[Example]) -> None:
+def test_two_processes_equal_one_keep_the_order_and_end_with_their_decoder(folder: Path, rows: list[Example]) -> None:
     spec = DecodeSpec(str(folder), batch_size=4, record_confidences=True)
     told: list[int] = []
-    with ParallelDecoder(spec, 1) as one, ParallelDecoder(spec, 2, told.append) as two:
+    one = ParallelDecoder(spec, 1)
+    with ParallelDecoder(spec, 2, told.append) as two:
         two.warm(len(rows))
         assert len(two._workers) == 2
         for policy in POLICIES:
@@ -59,26 +60,24 @@ def test_two_processes_equal_one_for_every_policy_and_keep_the_order(folder: Pat
             assert repr(alone) == repr(spread)  # NaN equals NaN here
         assert sum(told) == len(rows) * len(POLICIES)
         assert two([], Full()) == []
-        assert repr(two(rows[:3], Full())) == repr(one(rows[:3], Full()))
+        assert repr(two(rows[:3], Full())) == repr(one(rows[:3], Full()))  # one batch is decoded here
+        process = next(iter(two._workers.values()))
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        with pytest.raises(CalmError, match=r"ended with exit code -9 .*try a smaller batch_size than 4"):
+            two(rows, Full())
+        assert not two._workers
+    assert not [child for child in multiprocessing.active_children() if child.name == "calm-decode"]
 
 
-def test_what_fails_in_a_process_is_raised_here_as_one_line_and_the_decoder_lives_on(
-    folder: Path, rows: list[Example]
-) -> None:
-    with ParallelDecoder(DecodeSpec(str(folder), batch_size=8), 2) as decode:
+def test_what_fails_in_a_process_is_raised_here_as_one_line(folder: Path, rows: list[Example]) -> None:
+    with ParallelDecoder(DecodeSpec(str(folder), batch_size=12), 2) as decode:
         with pytest.raises(ConfigError, match="depth 9 lies outside 1..4") as caught:
             decode(rows, Static(9))
         assert "\n" not in str(caught.value)
         assert any("Traceback" in note for note in caught.value.__notes__)
-        assert [trace.id for trace in decode(rows[:9], Full())] == [row.id for row in rows[:9]]
-        process = next(iter(decode._workers.values()))
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-        with pytest.raises(CalmError, match=r"ended with exit code -9 .*try a smaller batch_size than 8"):
-            decode(rows, Full())
-        assert not decode._workers
-    assert not [child for child in multiprocessing.active_children() if child.name == "calm-decode"]
+        assert not decode._workers  # what the others were still doing is no answer to a later call
 
 
 def test_an_unknown_error_travels_as_one_line_that_names_it() -> None:

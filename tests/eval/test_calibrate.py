@@ -12,10 +12,11 @@ import pytest
 import calm
 from calm.calibration import ConsistencyLoss, ModelIdentity, load_artifacts
 from calm.checkpoint import verify_manifest
-from calm.config import Consistency, DecoderName, Head, Measure, TrainConfig
+from calm.config import Consistency, DecoderName, Head, Measure, TrackingConfig, TrackingMode, TrainConfig
 from calm.data import load_corpus
 from calm.errors import ConfigError
 from calm.models.folder import save
+from calm.tracking import Tracker, read_metrics
 from eval import calibrate
 from train.calibrate import run_calibration
 
@@ -92,15 +93,18 @@ def test_where_nothing_passes_the_status_is_3_and_full_depth_is_certified(
 
 
 def test_training_calibrates_with_the_same_result(certified: Path, tmp_path: Path) -> None:
-    """The stage of ``python -m train`` on a folder of its own, over two processes."""
+    """The stage of ``python -m train`` on a folder of its own."""
     folder = Path(shutil.copytree(certified / "model", tmp_path / "model"))
     shutil.rmtree(folder / "calibration")
     settings = calibration_config(folder).calibration
-    config = TrainConfig(data=jsonl_settings(certified / "rows.jsonl"), calibration=settings, processes=2)
-    made = run_calibration(folder, config, tmp_path, None)
+    config = TrainConfig(data=jsonl_settings(certified / "rows.jsonl"), calibration=settings, processes=1)
+    made = run_calibration(folder, config, tmp_path, Tracker(tmp_path, TrackingConfig(TrackingMode.disabled), "train"))
     assert [artifact.measure for artifact in made] == MEASURES
     assert sorted(made, key=lambda artifact: artifact.name) == load_artifacts(folder)
     assert load_artifacts(folder) == load_artifacts(certified / "model")
+    event = next(line for line in read_metrics(tmp_path) if line.get("event") == "calibration")
+    assert event["rows"] == made[0].n
+    assert event["results"][f"state-risk-{TOLERANCE:g}"]["threshold"] == made[1].threshold_for(TOLERANCE)
 
 
 @pytest.mark.parametrize(

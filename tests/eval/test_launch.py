@@ -20,8 +20,11 @@ from transformers import PreTrainedTokenizerFast
 import calm
 from calm.config import DataConfig, SplitConfig
 from calm.data.splits import split_of
+from calm.decode_spec import DecodeSpec
+from calm.errors import ConfigError
 from calm.models.settings import EarlyExitSettings
 from calm.models.t5 import EarlyExitT5
+from eval.common import open_decoder
 
 from ..scripted import scripted
 from .folders import tell_corpus
@@ -41,7 +44,9 @@ QUIET = ["tracking.mode=disabled", "bootstrap=20", "batch_size=2", "measures=[so
 
 def speaking_folder(parent: Path) -> Path:
     """A model that says the left side of ``PAIRS``, each word a token of its own; the corpus holds the right side."""
-    starts, following, words = {}, {}, {"<pad>": 0, "</s>": 1, "<unk>": 2}
+    starts: dict[int, int] = {}
+    following: dict[int, int] = {}
+    words = {"<pad>": 0, "</s>": 1, "<unk>": 2}
     sources = [f"article{i}" for i in range(len(PAIRS))]
     for word in [*sources, *(word for said, _ in PAIRS for word in said.split())]:
         words.setdefault(word, len(words))
@@ -135,6 +140,7 @@ def test_two_ranks_score_five_ragged_articles_once_each_and_in_order(tmp_path: P
     assert "Traceback" not in outputs[0][1] + outputs[1][1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_at_once_with_one_word_and_leaves_no_process(certified: Path, tmp_path: Path) -> None:
     argv = [f"checkpoint={certified / 'model'}", f"hydra.run.dir={tmp_path / 'run'}", "processes=2", "tolerance=0.45"]
     run = start("eval.table1", [*argv, "tracking.mode=disabled", "batch_size=4"], tmp_path)
@@ -151,14 +157,12 @@ def test_ctrl_c_ends_at_once_with_one_word_and_leaves_no_process(certified: Path
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
-def test_a_launch_contradicted_by_processes_is_refused(certified: Path, tmp_path: Path) -> None:
-    run = start(
-        "eval.table1", [f"checkpoint={certified / 'model'}", "processes=3", "tolerance=0.45"], tmp_path,
-        WORLD_SIZE="2", RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()),
-    )  # fmt: skip
-    _, errors = run.communicate(timeout=120)
-    assert run.returncode == 1
-    assert errors.splitlines()[-1] == "error: processes=3, but the launcher started 2; drop processes="
+def test_a_launch_contradicted_by_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    spec = DecodeSpec("no folder is opened")
+    with pytest.raises(ConfigError, match="processes=3, but the launcher started 2; drop processes="):
+        with open_decoder(spec, 3):
+            pass
 
 
 @pytest.mark.slow

@@ -54,6 +54,7 @@ def _share(rank: int, cache: str, rows: list[tuple[str, str]]) -> None:
     (Path(cache) / f"rank-{rank}.json").write_text(json.dumps(result))
 
 
+@pytest.mark.slow
 def test_two_processes_add_up_to_one(tmp_path: Path) -> None:
     rows = [(f"w{i} w{i + 1} x", f"w{i} y w{i + 1}") for i in range(7)] + [("", "z"), ("one\ntwo", "one two")]
     context = multiprocessing.get_context("spawn")

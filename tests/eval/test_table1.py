@@ -155,6 +155,7 @@ def test_stdout_ends_in_the_summary_and_shows_the_table(
     assert "full: 8/8 rows" in captured.err
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_table_of_one(certified: Path, tmp_path: Path) -> None:
     assert table1.run(table_config(certified / "model", processes=2), tmp_path) == 0
     one, two = rows_of(certified / "table_run"), rows_of(tmp_path)
