@@ -50,16 +50,8 @@ def sha256_bytes(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames inside ``folder`` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync_file(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make a file's content, or the renames inside a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -94,7 +86,7 @@ def write_atomic(path: str | Path, data: bytes | str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        sync_folder(path.parent)
+        sync(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise write_failure(path, error, len(data)) from error
@@ -240,17 +232,17 @@ def atomic_folder(target: str | Path, failpoints: str = "folder", needed: int | 
 def _complete(temporary: Path, target: Path, failpoints: str) -> None:
     """Sync, list, sync, rename: in this order a listed file is on the disk, and a renamed folder is listed."""
     for name in _files(temporary):
-        _sync_file(temporary / name)
+        sync(temporary / name)
     failpoint(f"{failpoints}.before_manifest")
     write_manifest(temporary)
     for path in [temporary, *(path for path in temporary.rglob("*") if path.is_dir())]:
-        sync_folder(path)
+        sync(path)
     failpoint(f"{failpoints}.before_rename")
     if target.exists():
         _exchange(temporary, target)
     else:
         os.rename(temporary, target)
-    sync_folder(target.parent)
+    sync(target.parent)
     failpoint(f"{failpoints}.after_rename")
 
 
@@ -268,9 +260,9 @@ def save_tensors(
     try:
         save_file(whole, temporary, metadata={"format": "pt", **(metadata or {})})
         temporary.chmod(0o644)
-        _sync_file(temporary)
+        sync(temporary)
         os.replace(temporary, path)
-        sync_folder(path.parent)
+        sync(path.parent)
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
         raise write_failure(path, error, needed) from error

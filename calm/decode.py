@@ -65,6 +65,21 @@ def check_policy(model: EarlyExitT5, policy: Policy) -> None:
             )
 
 
+def layer_view(
+    model: EarlyExitT5, layer: int, hidden: Tensor, previous: Tensor, before: LayerView | None, policy: Confident
+) -> LayerView:
+    """What a measure sees of rows after ``layer`` and one layer earlier, (rows, d_model) each."""
+    return LayerView(
+        layer=layer,
+        hidden=hidden,
+        previous=previous if layer > 1 else None,
+        head=model.logits,
+        classifier=model.classifier,
+        before=before,
+        agreement_k=policy.agreement_k,
+    )
+
+
 class OneDecoder:
     """decode_one: greedy decoding of each example by itself.
 
@@ -122,7 +137,7 @@ class OneDecoder:
                 break
             asked = depth is None or self.record_confidences  # at a threshold >= 1 recorded, never asked
             if isinstance(policy, Confident) and asked and layer in self.model.settings.exit_layers:
-                before = self._view(layer, hidden, previous, before, policy)
+                before = layer_view(self.model, layer, hidden[0], previous[0], before, policy)
                 confidence = float(CONFIDENCE[policy.measure](before))
                 confidences[layer - 1] = confidence
                 if depth is None and confidence >= policy.schedule.at(step, layer):
@@ -138,19 +153,6 @@ class OneDecoder:
             row.confidences.append(tuple(confidences))
         self._fill_above(crossing, hiddens[-1], state, step, row)
         return answer
-
-    def _view(
-        self, layer: int, hidden: Tensor, previous: Tensor, before: LayerView | None, policy: Confident
-    ) -> LayerView:
-        return LayerView(
-            layer=layer,
-            hidden=hidden[0],
-            previous=previous[0] if layer > 1 else None,
-            head=self.adapter.logits,
-            classifier=self.model.classifier,
-            before=before,
-            agreement_k=policy.agreement_k,
-        )
 
     def _oracle_depth(self, hiddens: list[Tensor]) -> int:
         """First layer that may exit and agrees with the full stack's argmax, else L."""

@@ -17,7 +17,7 @@ from .confidence import CONFIDENCE, LayerView
 from .config import Backfill
 from .data.collate import pad
 from .data.text import encode_source
-from .decode import NAN, TraceBuilder, check_policy
+from .decode import NAN, TraceBuilder, check_policy, layer_view
 from .models.t5 import EarlyExitT5, export_spec
 from .policies import Confident, Oracle, Policy, fixed_depth
 from .records import DecodeTrace, Example
@@ -108,7 +108,7 @@ class BatchDecoder:
             hidden = torch.where(crossed[:, None], hidden, real)
             newly = ~crossed & (depth == layer)
             if isinstance(policy, Confident) and layer in self.model.settings.exit_layers:
-                before = self._view(layer, hidden, previous, before, policy)
+                before = layer_view(self.model, layer, hidden, previous, before, policy)
                 confidence = CONFIDENCE[policy.measure](before)
                 # a row whose threshold is >= 1 has a fixed depth: its confidence may be recorded, never asked
                 confidences[:, layer - 1] = torch.where(crossed, confidences[:, layer - 1], confidence)
@@ -129,19 +129,6 @@ class BatchDecoder:
     def _depths(self, live: list[TraceBuilder], step: int, policy: Policy) -> Int[Tensor, " rows"]:
         depths = [fixed_depth(policy, row.example.id, step, self.spec.num_layers) or 0 for row in live]
         return torch.tensor(depths, device=self.model.device)
-
-    def _view(
-        self, layer: int, hidden: Tensor, previous: Tensor, before: LayerView | None, policy: Confident
-    ) -> LayerView:
-        return LayerView(
-            layer=layer,
-            hidden=hidden,
-            previous=previous if layer > 1 else None,
-            head=self.model.logits,
-            classifier=self.model.classifier,
-            before=before,
-            agreement_k=policy.agreement_k,
-        )
 
     def _oracle(self, reals: list[Tensor]) -> tuple[Float[Tensor, "rows d_model"], Int[Tensor, " rows"]]:
         """Per row the first layer that may exit and agrees with the full stack, and its hidden."""

@@ -20,6 +20,16 @@ PACKAGES = (
     "rouge-score",
 )
 ROOT = Path(__file__).resolve().parents[1]
+# of a process that is one of several on a CPU: one thread, no spinning, and glibc keeps freed memory instead of giving
+# it back to the kernel every step
+ONE_OF_SEVERAL = {
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "TOKENIZERS_PARALLELISM": "false",
+    "MALLOC_TRIM_THRESHOLD_": str(2**32),
+    "MALLOC_MMAP_THRESHOLD_": str(2**32),
+    "MALLOC_TOP_PAD_": str(2**26),
+}
 
 
 def environment() -> dict[str, Any]:

@@ -15,19 +15,10 @@ from typing import Any
 import torch
 
 from .decode_spec import Decode, DecodeSpec, Failure, OnRows, SpreadDecoder, cut, out_of_memory
-from .environment import usable_cores
+from .environment import ONE_OF_SEVERAL, usable_cores
 from .errors import CalmError
 from .policies import Full, Policy
 from .records import DecodeTrace, Example
-
-# one thread each, no spinning, and glibc keeps freed memory instead of giving it back to the kernel every step
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "TOKENIZERS_PARALLELISM": "false",
-    "MALLOC_TRIM_THRESHOLD_": str(2**32),
-    "MALLOC_MMAP_THRESHOLD_": str(2**32),
-}
 
 
 def default_processes(device: str) -> int:
@@ -188,8 +179,8 @@ def _starting() -> Iterator[None]:
 
     It inherits the blocked signal. Here a Ctrl-C of this moment comes through as soon as the child is there.
     """
-    before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    os.environ.update(ENVIRONMENT)
+    before = {name: os.environ.get(name) for name in ONE_OF_SEVERAL}
+    os.environ.update(ONE_OF_SEVERAL)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

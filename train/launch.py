@@ -16,7 +16,7 @@ from types import FrameType
 from typing import IO
 
 from calm.config import Device, FinetuneConfig, Stage, TrainConfig
-from calm.environment import usable_cores
+from calm.environment import ONE_OF_SEVERAL, usable_cores
 from calm.errors import ConfigError
 from calm.run_dir import RUN_DIR_ENV
 
@@ -25,15 +25,6 @@ MATE_GRACE_S = 5.0  # for the others to notice that one has failed
 LAUNCHED = "CALM_LAUNCHED"  # set in the processes started here
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = [sys.executable, "-P", "-m", "train"]  # -P: a train.py in the working folder must not be taken for ours
-# one thread each, no spinning; and glibc keeps freed memory instead of giving it back to the kernel every step
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "TOKENIZERS_PARALLELISM": "false",
-    "MALLOC_TRIM_THRESHOLD_": str(2**32),
-    "MALLOC_MMAP_THRESHOLD_": str(2**32),
-    "MALLOC_TOP_PAD_": str(2**26),
-}
 
 
 def process_count(config: TrainConfig) -> int:
@@ -94,7 +85,7 @@ class Workers:
 
     def _start(self, rank: int, count: int, port: int, command: list[str], run_dir: Path) -> "subprocess.Popen[bytes]":
         environment = {
-            **ENVIRONMENT,
+            **ONE_OF_SEVERAL,
             **os.environ,
             LAUNCHED: "1",
             RUN_DIR_ENV: str(run_dir),

@@ -79,7 +79,7 @@ def test_the_flip_threshold_is_where_the_decision_changes(kind: Schedule) -> Non
         confidence = confidences[step, layer]
         if 1e-6 < flip < BELOW_ONE - 3e-6:
             above = ThresholdSchedule(flip + 3e-6, kind, 4.0, 12).at(step, layer + 1)
-            below = ThresholdSchedule(flip - 1e-9, kind, 4.0, 12).at(step, layer + 1)
+            below = ThresholdSchedule(flip - 2e-7, kind, 4.0, 12).at(step, layer + 1)
             assert below < confidence < above
         if flip == BELOW_ONE:  # even the largest threshold below 1 lets it exit
             assert confidence >= ThresholdSchedule(BELOW_ONE, kind, 4.0, 12).at(step, layer + 1)
