@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 
 demo: $(STAMP)
 	$(BIN)/python -m train +experiment=demo resume=auto output=runs/demo/model hydra.run.dir=runs/demo/train
-	$(BIN)/python -m eval.table1 checkpoint=runs/demo/model hydra.run.dir=runs/demo
+	$(BIN)/python -m eval.table1 checkpoint=runs/demo/model n=1000 hydra.run.dir=runs/demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu" --cov --cov-report=term:skip-covered --cov-fail-under=90
