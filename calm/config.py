@@ -79,6 +79,7 @@ class ClassifierLoss(str, Enum):
 class OptimizerName(str, Enum):
     adamw = "adamw"
     adafactor = "adafactor"
+    muon = "muon"
 
 
 class LrSchedule(str, Enum):

@@ -23,7 +23,7 @@ from .batches import Feed
 from .context import Context
 from .launch import check_divisible
 from .memory import peak_memory_gib
-from .optim import build_optimizer, learning_rate, load_optimizer, optimizer_state, set_rate
+from .optim import build_optimizer, learning_rate, load_optimizer, names_in_order, optimizer_state, set_rate
 from .sharded import sharded
 from .signals import Stopped
 from .state import TrainerState, folder_of, point, rotate, save_checkpoint
@@ -58,8 +58,8 @@ class Finetune:
         seed = context.config.seed
         self.dev = random.Random(seed).sample(dev, min(len(dev), self.config.eval_rows))
         loss = SpeakingLoss(model, self.config, seed)
-        self.names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        optimizer = build_optimizer(model.parameters(), self.config)
+        optimizer = build_optimizer(model.named_parameters(), self.config)
+        self.names = names_in_order(model.named_parameters(), optimizer)
         wrapped, self.optimizer = context.accelerator.prepare(loss, optimizer)
         if checkpoint is not None:
             load_optimizer(checkpoint, self.optimizer, self.names, self.config.optimizer.value)

@@ -14,6 +14,8 @@ from calm.checkpoint import load_tensors, read_json, save_tensors, write_json
 from calm.config import FinetuneConfig, LrSchedule, OptimizerName
 from calm.errors import CheckpointError
 
+from .muon import MuonAdamW
+
 STATE, SCALARS = "optimizer.safetensors", "optimizer.json"
 
 
@@ -30,18 +32,30 @@ def learning_rate(config: FinetuneConfig, step: int) -> float:
     return config.lr * 0.5 * (1 - math.cos(math.pi * left))
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], config: FinetuneConfig) -> torch.optim.Optimizer:
-    """AdamW, or Adafactor as T5 was trained with: factored, updates relative to each parameter's own size."""
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
+def build_optimizer(named: Iterable[tuple[str, nn.Parameter]], config: FinetuneConfig) -> torch.optim.Optimizer:
+    """AdamW; Muon, which learns from scratch in fewer steps; or Adafactor as T5 was trained with.
+
+    Adafactor is factored, its updates relative to each parameter's own size.
+    """
+    trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+    parameters = [parameter for _, parameter in trained]
+    betas = (0.9, config.beta2)
     if config.optimizer is OptimizerName.adamw:
-        betas = (0.9, config.beta2)
-        return torch.optim.AdamW(trained, lr=config.lr, betas=betas, weight_decay=config.weight_decay)
+        return torch.optim.AdamW(parameters, lr=config.lr, betas=betas, weight_decay=config.weight_decay)
+    if config.optimizer is OptimizerName.muon:
+        return MuonAdamW(trained, config.lr, betas, config.weight_decay)
     from transformers.optimization import Adafactor
 
     optimizer: torch.optim.Optimizer = Adafactor(
-        trained, lr=config.lr, weight_decay=config.weight_decay, relative_step=False, scale_parameter=True
+        parameters, lr=config.lr, weight_decay=config.weight_decay, relative_step=False, scale_parameter=True
     )
     return optimizer
+
+
+def names_in_order(named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> list[str]:
+    """Names of the optimizer's parameters in its own order, in which its state is numbered."""
+    names = {id(parameter): name for name, parameter in named}
+    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -7,7 +7,15 @@ import torch
 
 from calm.config import FinetuneConfig, LrSchedule, OptimizerName
 from calm.errors import CheckpointError
-from train.optim import build_optimizer, learning_rate, load_optimizer, optimizer_state, save_optimizer, set_rate
+from train.optim import (
+    build_optimizer,
+    learning_rate,
+    load_optimizer,
+    names_in_order,
+    optimizer_state,
+    save_optimizer,
+    set_rate,
+)
 
 
 def test_linear_decay_is_at_three_quarters_after_a_quarter() -> None:
@@ -37,8 +45,8 @@ def test_cosine_and_constant() -> None:
 def problem(kind: OptimizerName) -> tuple[torch.nn.Module, torch.optim.Optimizer, list[str]]:
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 1))
-    optimizer = build_optimizer(module.parameters(), FinetuneConfig(optimizer=kind, lr=1e-2))
-    return module, optimizer, [name for name, _ in module.named_parameters()]
+    optimizer = build_optimizer(module.named_parameters(), FinetuneConfig(optimizer=kind, lr=1e-2))
+    return module, optimizer, names_in_order(module.named_parameters(), optimizer)
 
 
 def advance(module: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: int) -> None:
@@ -77,4 +85,24 @@ def test_a_state_of_another_optimizer_or_shape_is_refused(tmp_path: Path) -> Non
         load_optimizer(tmp_path, optimizer, [f"x.{name}" for name in names], "adamw")
     other = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 1))
     with pytest.raises(CheckpointError, match=r"0.weight has shape \(3, 4\) there, \(3, 5\) in the model"):
-        load_optimizer(tmp_path, build_optimizer(other.parameters(), FinetuneConfig()), names, "adamw")
+        load_optimizer(tmp_path, build_optimizer(other.named_parameters(), FinetuneConfig()), names, "adamw")
+
+
+def test_muon_takes_the_matrices_of_layers_and_adamw_the_rest() -> None:
+    """One step of each part equals torch's own optimizer on the same gradients, at the rate that is set."""
+    torch.manual_seed(0)
+    module = torch.nn.ModuleDict({"layer": torch.nn.Linear(4, 3), "shared": torch.nn.Embedding(5, 4)})
+    alone = {name: value.detach().clone().requires_grad_() for name, value in module.named_parameters()}
+    optimizer = build_optimizer(module.named_parameters(), FinetuneConfig(optimizer=OptimizerName.muon, lr=1.0))
+    assert names_in_order(module.named_parameters(), optimizer) == ["layer.weight", "layer.bias", "shared.weight"]
+    muon = torch.optim.Muon([alone["layer.weight"]], lr=0.01, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW([alone["layer.bias"], alone["shared.weight"]], lr=0.01, weight_decay=0.0)
+    set_rate(optimizer, 0.01)
+    for _ in range(2):
+        for name, parameter in module.named_parameters():
+            parameter.grad = torch.randn_like(parameter)
+            alone[name].grad = parameter.grad.clone()
+        for each in (optimizer, muon, adamw):
+            each.step()
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter, alone[name]), name
