@@ -46,8 +46,16 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "argv": list(sys.argv),
+        "argv": _argv(),
     }
+
+
+def _argv() -> list[str]:
+    """The command line, without the place of this checkout in it."""
+    program = Path(sys.argv[0])
+    if program.is_absolute() and program.is_relative_to(ROOT):
+        return [program.relative_to(ROOT).as_posix(), *sys.argv[1:]]
+    return [program.name, *sys.argv[1:]]
 
 
 def _version(name: str) -> str | None:
