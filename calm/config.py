@@ -367,7 +367,7 @@ class CalibrationConfig:
 class TrackingConfig:
     """Weights & Biases; metrics.jsonl is written whatever stands here."""
 
-    mode: TrackingMode = TrackingMode.offline
+    mode: TrackingMode = TrackingMode.auto
     project: str = "calm-t5"
     group: str | None = None
     tags: list[str] = field(default_factory=list)
