@@ -26,7 +26,7 @@ from .memory import peak_memory_gib
 from .optim import build_optimizer, learning_rate, load_optimizer, names_in_order, optimizer_state, set_rate
 from .sharded import sharded
 from .signals import Stopped
-from .state import TrainerState, folder_of, point, rotate, save_checkpoint
+from .state import Best, TrainerState, discard, folder_of, is_whole, point, rotate, save_checkpoint, steps_after
 from .step import SpeakingLoss, Stepper, StepResult
 from .whole import whole_model
 
@@ -67,7 +67,18 @@ class Finetune:
         self.feed = Feed(model, train, self.config.batch_size, seed)
         self.stepper = Stepper(context.accelerator, loss, wrapped, self.optimizer, self.feed, self.config, seed)
         self._saved = state.step if checkpoint is not None else -1
+        self._whole: set[Path] = set()  # checkpoints known to be undamaged
+        self._abandoned = steps_after(context.run_dir, state.step) if checkpoint is not None else []
+        if checkpoint is not None:
+            self._check_best()
         self._clock = time.monotonic()
+
+    def _check_best(self) -> None:
+        """The best of an earlier step may be gone: the run had gone on to a better one. All processes look."""
+        best = self.state.best
+        if best.step >= 0 and not is_whole(folder_of(self.context.run_dir, best.step)):
+            self.context.say(f"the best model so far, of step {best.step}, is gone or damaged; the best is sought anew")
+            self.state.best = Best()
 
     def run(self) -> None:
         """Train to the last step. Raises Stopped, after saving, when a signal came; TrainingError after bad steps."""
@@ -163,12 +174,12 @@ class Finetune:
         bar.say(f"step {state.step}: full-depth ROUGE-L {score:.4f} on {len(self.dev)} validation rows")
         if score > state.best.rouge_l:
             state.best.step, state.best.rouge_l = state.step, score
-            self._save()
+            self._save(again=True)  # this step may have been saved before it was validated
         self._clock = time.monotonic()
 
-    def _save(self) -> None:
-        """A checkpoint of this step; once. All processes take part, the first writes."""
-        if self._saved == self.state.step and self.state.best.step != self.state.step:
+    def _save(self, again: bool = False) -> None:
+        """A checkpoint of this step; once, unless ``again``. All processes take part, the first writes."""
+        if self._saved == self.state.step and not again:
             return
         model = whole_model(self.model)
         optimizer = optimizer_state(self.optimizer, self.names)
@@ -180,7 +191,11 @@ class Finetune:
         target = save_checkpoint(run_dir, model, optimizer, self.config.optimizer.value, state)
         if state.best.step == state.step:
             point(run_dir, "best", target)
-        rotate(run_dir, self.config.keep, state.best.step)
+        self._whole.add(target)
+        gone, self._abandoned = discard(run_dir, self._abandoned, state), []
+        if gone:
+            self.context.say(f"removed {', '.join(gone)}: the run went on from an earlier step")
+        rotate(run_dir, state, self.config.keep, self._whole)
 
 
 def prepare_model(model: EarlyExitT5, config: FinetuneConfig) -> EarlyExitT5:

@@ -16,6 +16,7 @@ from calm.environment import environment
 from calm.errors import CheckpointError, ConfigError
 from calm.locking import RunLock
 from calm.models import folder as model_folder
+from calm.models.settings import EarlyExitSettings
 from calm.models.t5 import EarlyExitT5
 from calm.records import RunRecord
 from calm.tracking import Tracker
@@ -44,7 +45,7 @@ def train(config: TrainConfig, run_dir: Path) -> int:
     """
     if os.environ.get(LAUNCHED):
         die_with_parent()
-    _check_stage(config)
+    _check_stage(config, run_dir)
     signals = Signals()
     signals.install()
     first = int(os.environ.get("RANK", "0")) == 0
@@ -65,11 +66,30 @@ def train(config: TrainConfig, run_dir: Path) -> int:
         _leave_processes()
 
 
-def _check_stage(config: TrainConfig) -> None:
+def _check_stage(config: TrainConfig, run_dir: Path) -> None:
     if config.stage in (Stage.classifier, Stage.calibrate) and config.checkpoint is None and config.resume is None:
         raise ConfigError(f"stage={config.stage.value} needs a trained model: give checkpoint=<model folder>")
     if config.stage is Stage.calibrate and config.output is not None and config.checkpoint is not None:
         raise ConfigError("stage=calibrate writes its certificates into the folder of checkpoint=; drop output=")
+    if config.stage is Stage.calibrate:
+        _check_exits(config, Path(config.checkpoint or _output(config, run_dir)))
+
+
+def _check_exits(config: TrainConfig, folder: Path) -> None:
+    """A resumed run repeats its settings: what the folder has may be said, nothing else."""
+    file = folder / model_folder.SETTINGS
+    if (config.exit_layers is None and config.min_exit_layer == 1) or not file.is_file():
+        return
+    own = EarlyExitSettings.from_json(read_json(file), str(file)).exit_layers
+    if [each for each in config.exit_layers or own if each >= config.min_exit_layer] != own:
+        raise ConfigError(
+            f"stage=calibrate certifies {folder} as it is, with exit_layers={own}; drop exit_layers= and "
+            "min_exit_layer=, or write a folder with other exits by stage=classifier"
+        )
+
+
+def _output(config: TrainConfig, run_dir: Path) -> Path:
+    return Path(config.output) if config.output else run_dir / "model"
 
 
 def _leave_processes() -> None:
@@ -115,7 +135,7 @@ def _stages(context: Context) -> None:
     device, autocast = context.device.type, context.accelerator.mixed_precision
     arithmetic = "fp32" if autocast == "no" else f"{autocast} autocast"
     context.say(f"{context.world} process(es) on {device}, {arithmetic}, run folder {context.run_dir}")
-    output = Path(config.output) if config.output else context.run_dir / "model"
+    output = _output(config, context.run_dir)
     if config.stage is Stage.calibrate:
         _calibrate(context, Path(config.checkpoint or output), 0)
         return
@@ -125,6 +145,8 @@ def _stages(context: Context) -> None:
     done = Done(context, output)
     if config.stage in (Stage.all, Stage.finetune):
         model = _finetune(context, begun, output, done)
+    elif begun.checkpoint is not None:
+        model = _finetuned(context, begun, output, done)
     if config.stage in (Stage.all, Stage.classifier):
         _classifier(context, model, begun, output, done)
     if config.stage is Stage.all:
@@ -180,16 +202,33 @@ class Done:
         write_json(self._path, self._stages)
 
 
+def _settings_of(stage: str, context: Context, begun: Start) -> dict[str, Any]:
+    """All that the output of a stage depends on and that a resumed run may change."""
+    written = {"store": context.config.store, "exit_layers": begun.model.settings.exit_layers}
+    return dict(plain({**vars(getattr(context.config, stage)), **written}))
+
+
+def _finetuned(context: Context, begun: Start, output: Path, done: Done) -> EarlyExitT5:
+    """The model of a resumed run whose stage 1 is done: its best, not that of its newest checkpoint."""
+    if not done.has("finetune", _settings_of("finetune", context, begun)):
+        raise ConfigError(
+            f"stage=classifier resume={context.config.resume}: finetune is not done there with these settings; "
+            f"finish it with stage=finetune, or name a model: checkpoint={context.run_dir / 'model'} without resume="
+        )
+    context.say(f"finetune: done before, its model is {output}")
+    return _load(context, output)
+
+
 def _finetune(context: Context, begun: Start, output: Path, done: Done) -> EarlyExitT5:
     """Stage 1; leaves the best weights in ``output`` and returns that model."""
     config, state = context.config.finetune, begun.state
-    settings = plain(config)
+    settings = _settings_of("finetune", context, begun)
     if done.has("finetune", settings):
         context.say(f"finetune: done before, its model is {output}")
         return _load(context, output)
     context.event("stage", state.step, stage="finetune")
     if context.tracker:
-        context.tracker.settings("finetune", settings)
+        context.tracker.settings("finetune", plain(config))
     dev = begun.corpus.splits["dev"]
     loop = Finetune(context, begun.model, begun.corpus.splits["train"], dev, state, begun.checkpoint)
     loop.run()
@@ -197,6 +236,7 @@ def _finetune(context: Context, begun: Start, output: Path, done: Done) -> Early
     if 0 <= state.best.step != state.step:
         context.say(f"the best model by validation is that of step {state.best.step}")
         model = _load(context, folder_of(context.run_dir, state.best.step) / "model")
+        model.settings = begun.model.settings  # an allowed change of the exits came after that step
 
     def write() -> None:
         model_folder.save(model, output, stored(context.config))
@@ -218,14 +258,14 @@ def _load(context: Context, folder: Path) -> EarlyExitT5:
 def _classifier(context: Context, model: EarlyExitT5, begun: Start, output: Path, done: Done) -> None:
     """Stage 2 on the frozen backbone; leaves the model with its classifier in ``output``."""
     config = context.config
-    settings = plain(config.classifier)
+    settings = _settings_of("classifier", context, begun)
     if config.stage is Stage.all and done.has("classifier", settings) and model.settings.has_classifier:
         context.say("classifier: done before")
         return
     step = begun.state.step
     context.event("stage", step, stage="classifier")
     if context.tracker:
-        context.tracker.settings("classifier", settings)
+        context.tracker.settings("classifier", plain(config.classifier))
     model.to(context.device)
     fit_classifier(
         model,

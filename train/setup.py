@@ -70,7 +70,9 @@ def start(context: Context, splits: Sequence[str] = SPLITS) -> Start:
         _move_on(state, changed)
         model = model_folder.load(checkpoint / "model")
         state.settings = settings
-        return Start(_fitted(model, config), _corpus(context, splits, model.tokenizer), state, checkpoint, changed)
+        own = not changed.keys() & {"exit_layers", "min_exit_layer"}
+        model = _fitted(model, config, own)
+        return Start(model, _corpus(context, splits, model.tokenizer), state, checkpoint, changed)
     torch.manual_seed(config.seed)
     model, corpus = _new(context, splits)
     return Start(model, corpus, TrainerState(settings=settings))
@@ -152,11 +154,15 @@ def _settings(config: TrainConfig, exit_layers: list[int]) -> EarlyExitSettings:
     )
 
 
-def _fitted(model: EarlyExitT5, config: TrainConfig) -> EarlyExitT5:
-    """Give the model the run's lengths, corpus and exits; a trained exit classifier stays."""
-    trained, name = model.settings.has_classifier, model.settings.model
+def _fitted(model: EarlyExitT5, config: TrainConfig, own_exits: bool = True) -> EarlyExitT5:
+    """Give the model the run's lengths, corpus and exits; a trained exit classifier stays.
+
+    Without ``exit_layers=`` the exits are those that the model had, with ``own_exits`` and if it had any, else all.
+    """
+    trained, name, before = model.settings.has_classifier, model.settings.model, model.settings.exit_layers
+    asked = config.exit_layers or (before if own_exits and before else None)
     try:
-        layers = default_exit_layers(model.num_layers, config.exit_layers, config.min_exit_layer)
+        layers = default_exit_layers(model.num_layers, asked, config.min_exit_layer)
     except CheckpointError as error:
         raise ConfigError(str(error)) from None
     model.settings = _settings(config, layers)

@@ -117,16 +117,66 @@ def point(run_dir: Path, name: str, target: Path) -> None:
     write_atomic(run_dir / "checkpoints" / name, target.name + "\n")
 
 
+def step_of(folder: Path) -> int | None:
+    """123 for ``step-000123``, None for what is no checkpoint's name."""
+    digits = folder.name.removeprefix("step-")
+    return int(digits) if folder.name.startswith("step-") and digits.isdecimal() else None
+
+
 def steps_in(run_dir: Path) -> list[Path]:
     """Checkpoint folders of a run, newest first, valid or not."""
-    return sorted((run_dir / "checkpoints").glob("step-*"), key=lambda path: path.name, reverse=True)
+    numbered = [(step_of(path), path) for path in (run_dir / "checkpoints").glob("step-*")]
+    return [path for _, path in sorted(((n, path) for n, path in numbered if n is not None), reverse=True)]
 
 
-def rotate(run_dir: Path, keep: int, best_step: int) -> None:
-    """Delete all but the newest ``keep`` checkpoints and the best one."""
-    for old in steps_in(run_dir)[keep:]:
-        if old != folder_of(run_dir, best_step):
-            shutil.rmtree(old)
+def steps_after(run_dir: Path, step: int) -> list[Path]:
+    """Checkpoints beyond ``step``: a branch that a run going on from ``step`` leaves behind."""
+    return [path for path in steps_in(run_dir) if (step_of(path) or 0) > step]
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether all files of a checkpoint match their hashes. Reads every byte."""
+    try:
+        verify_manifest(folder)
+    except CheckpointError:
+        return False
+    return True
+
+
+def rotate(run_dir: Path, state: TrainerState, keep: int, whole: set[Path]) -> None:
+    """Delete all but the newest ``keep`` checkpoints up to the state's step, and the best one.
+
+    A damaged folder is not among the kept ones, and no whole one is deleted in its favour.
+
+    Args:
+        whole: checkpoints known to be undamaged, which need no reading; those found so are added.
+    """
+    best, kept = folder_of(run_dir, state.best.step), 0
+    later = steps_after(run_dir, state.step)
+    for folder in [path for path in steps_in(run_dir) if path not in later]:
+        if kept >= keep:
+            if folder != best:
+                shutil.rmtree(folder)
+        elif folder in whole or is_whole(folder):
+            whole.add(folder)
+            kept += 1
+
+
+def discard(run_dir: Path, abandoned: list[Path], state: TrainerState) -> list[str]:
+    """Delete the checkpoints of a branch that the run left, but not what it has written itself; returns their names.
+
+    ``best`` never names a deleted one: it names the best of the branch that goes on, or is gone.
+    """
+    own = {folder_of(run_dir, state.step), folder_of(run_dir, state.best.step)}
+    gone = [path for path in abandoned if path not in own and path.is_dir()]
+    for path in gone:
+        shutil.rmtree(path)
+    pointer = run_dir / "checkpoints" / "best"
+    if pointer.is_file() and not (run_dir / "checkpoints" / pointer.read_text().strip()).is_dir():
+        pointer.unlink()
+        if state.best.step >= 0:
+            point(run_dir, "best", folder_of(run_dir, state.best.step))
+    return [path.name for path in gone]
 
 
 def newest_valid(where: Path) -> tuple[Path, list[str]]:

@@ -25,15 +25,18 @@ class SpeakingLoss(nn.Module):
         self._config, self._seed = config, seed
 
     def forward(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
-        """Summed loss, 0-d, differentiable; each layer's summed log-likelihood, negative, (L,), NaN if not computed."""
+        """Summed loss, 0-d, differentiable; each layer's summed log-likelihood, negative, (L,), NaN if not computed.
+
+        A filler keeps collectives in step and adds 0 wherever its loss and gradients are finite. Where they are not,
+        NaN * 0 is NaN and the step is bad, which it is anyway: the row of a filler is counted in another part.
+        """
         encoded = self.model.encode(batch.source_ids, batch.source_mask)
         hiddens = self.model.decoder_hiddens(encoded, batch.source_mask, batch.decoder_ids)
         parts = layer_losses(self.model, hiddens, batch.labels, self._config, step, self._seed)
         layers = torch.full((self.model.num_layers,), float("nan"), dtype=torch.float64, device=parts.total.device)
         for layer, value in parts.per_layer.items():
             layers[layer - 1] = value
-        # a filler keeps collectives in step and adds nothing, not even a NaN
-        return (parts.total, layers) if batch.counted else (parts.total.nan_to_num() * 0.0, layers * 0.0)
+        return (parts.total, layers) if batch.counted else (parts.total * 0.0, layers * 0.0)
 
 
 @dataclass(frozen=True)

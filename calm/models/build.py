@@ -67,8 +67,17 @@ def build_from_published(name_or_path: str, settings: EarlyExitSettings) -> Earl
     if not tied and "lm_head.weight" not in tensors:
         raise CheckpointError(f"{where} lacks lm_head.weight though config.json says that the head is not tied")
     tensors = {name: tensor.float() for name, tensor in tensors.items()}
+    tied = tied and not _untied_after_all(config, tensors)
     hf = assemble(config, tied, tensors, where)
     return EarlyExitT5(hf, _tokenizer(folder), settings)
+
+
+def _untied_after_all(config: T5Config, tensors: dict[str, Tensor]) -> bool:
+    """transformers 5 says ``tie_word_embeddings: true`` of every T5 it writes; the scale and the tensors tell."""
+    shared, head = tensors.get("shared.weight"), tensors.get("lm_head.weight")
+    if config.scale_decoder_outputs or shared is None or head is None:
+        return False
+    return not torch.equal(shared, head)
 
 
 def _published_tensors(folder: Path) -> tuple[dict[str, Tensor], str]:

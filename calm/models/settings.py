@@ -48,7 +48,10 @@ class EarlyExitSettings:
 
 
 def default_exit_layers(num_layers: int, exit_layers: list[int] | None = None, min_exit_layer: int = 1) -> list[int]:
-    """``exit_layers`` or 1..L-1, without those below ``min_exit_layer``; CheckpointError outside 1..L-1."""
+    """``exit_layers`` or 1..L-1, without those below ``min_exit_layer``.
+
+    Raises CheckpointError for layers outside 1..L-1, and when none is left though the model has more than one layer.
+    """
     layers = list(range(1, num_layers)) if exit_layers is None else list(exit_layers)
     outside = [layer for layer in layers if not 1 <= layer < num_layers]
     if outside:
@@ -56,4 +59,10 @@ def default_exit_layers(num_layers: int, exit_layers: list[int] | None = None, m
             f"exit_layers {outside} lie outside 1..{num_layers - 1}: the model has {num_layers} decoder layers "
             "and the last one always speaks"
         )
-    return [layer for layer in layers if layer >= min_exit_layer]
+    kept = [layer for layer in layers if layer >= min_exit_layer]
+    if not kept and num_layers > 1:
+        raise CheckpointError(
+            f"min_exit_layer={min_exit_layer} leaves no exit of {layers}: the model has {num_layers} decoder layers "
+            f"and the last one is no exit; give at most {max(layers, default=num_layers - 1)}"
+        )
+    return kept

@@ -268,6 +268,40 @@ def test_a_published_bin_is_read_once(tmp_path: Path, tied: bool) -> None:
         calm.load(folder)
 
 
+FORMS = {
+    # what save_pretrained of transformers 5 writes: tied, whatever the model is
+    "v1.1-saved": (dict(tied=False, gated=True), None),
+    "v1.0-saved": (dict(tied=True, gated=False), None),
+    # the hub's raw files
+    "flan": (dict(tied=False, gated=True), {"tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"}),
+    "v1.0": (dict(tied=True, gated=False), {"feed_forward_proj": "relu"}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_published_t5_speaks_as_the_one_that_was_saved(tmp_path: Path, form: str) -> None:
+    kind, raw = FORMS[form]
+    hf = random_t5(seed=3, **kind)
+    hf.save_pretrained(tmp_path)
+    early_exit(hf).tokenizer.save_pretrained(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    assert values["tie_word_embeddings"] is True and values["scale_decoder_outputs"] is kind["tied"]
+    if raw is not None:
+        for name in ("tie_word_embeddings", "scale_decoder_outputs", "is_gated_act", "dense_act_fn"):
+            values.pop(name, None)
+        (tmp_path / "config.json").write_text(json.dumps({**values, **raw}))
+    model = build_from_published(str(tmp_path), EarlyExitSettings([1, 2, 3], max_target_tokens=10)).eval()
+    assert model.tied is kind["tied"] and model.head_scale == pytest.approx(32**-0.5 if kind["tied"] else 1.0)
+    source, target = torch.tensor([[5, 6, 7, 1]]), torch.tensor([[0, 8, 9]])
+    with torch.no_grad():
+        expected = hf(input_ids=source, decoder_input_ids=target).logits
+        mask = torch.ones_like(source, dtype=torch.bool)
+        hidden = model.decoder_hiddens(model.encode(source, mask), mask, target)[-1]
+        torch.testing.assert_close(model.logits(hidden), expected)
+        again = calm.load(save(model, tmp_path / "ours"))
+        assert again.tied is model.tied and torch.equal(again.logits(hidden), model.logits(hidden))
+
+
 def test_a_hostile_bin_is_not_run(tmp_path: Path) -> None:
     folder = published(tmp_path / "hub", tied=False)
     canary = tmp_path / "canary"
@@ -293,6 +327,11 @@ def test_exit_layers_outside_the_model_are_refused() -> None:
     assert default_exit_layers(8, [2, 4, 6], min_exit_layer=3) == [4, 6]
     with pytest.raises(CheckpointError, match=r"exit_layers \[8\] lie outside 1..7"):
         default_exit_layers(8, [4, 8])
+    assert default_exit_layers(1) == default_exit_layers(1, min_exit_layer=5) == []
+    with pytest.raises(CheckpointError, match=r"min_exit_layer=8 leaves no exit of \[1, .*, 7\]: .* give at most 7"):
+        default_exit_layers(8, min_exit_layer=8)
+    with pytest.raises(CheckpointError, match="min_exit_layer=5 leaves no exit .* give at most 4"):
+        default_exit_layers(8, [2, 4], min_exit_layer=5)
 
 
 def test_dropping_the_tokenizer_is_refused(tmp_path: Path) -> None:

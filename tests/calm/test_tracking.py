@@ -142,9 +142,9 @@ def test_a_service_that_dies_is_left_alone_and_metrics_are_whole(
 
 KILLED_SERVICE = """
 import os, signal, subprocess, sys
-from calm.config import TrackingConfig
+from calm.config import TrackingConfig, TrackingMode
 from calm.tracking import Tracker
-tracker = Tracker(sys.argv[1], TrackingConfig(), "train")
+tracker = Tracker(sys.argv[1], TrackingConfig(TrackingMode.offline), "train")
 tracker.log({"x": 0.0}, 0)
 for line in subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True).stdout.splitlines():
     pid, parent, words = line.split(None, 2)
@@ -172,6 +172,7 @@ def test_auto_is_online_only_with_a_key(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.delenv("WANDB_MODE", raising=False)
+    assert TrackingConfig().mode is TrackingMode.auto
     assert not has_api_key() and wandb_mode(TrackingMode.auto) == "offline"
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password x\n")
     assert has_api_key() and wandb_mode(TrackingMode.auto) == "online"

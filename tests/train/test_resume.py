@@ -1,16 +1,23 @@
 """Kill, damage, change: what a resumed run does. Loss curves are compared bit for bit."""
 
 import json
+import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from calm.checkpoint import verify_manifest
-from calm.config import OptimizerName
+import calm
+from calm.checkpoint import verify_manifest, write_manifest
+from calm.config import OptimizerName, Precision, Stage
 from calm.errors import CheckpointError, ConfigError
+from calm.models.folder import save
 from tests.train.tiny import curve, events, run_processes, scores, tiny_config, train_job
+from train import loop as loop_module
 from train.run import train
+from train.state import Best, TrainerState, discard, folder_of, point, rotate, steps_in
 
 POINTS = ["before_weights", "after_weights", "after_optimizer", "before_manifest", "before_rename", "after_rename"]
 QUICK = ["before_weights", "before_rename", "after_rename"]
@@ -159,3 +166,141 @@ def test_more_processes_keep_the_global_batch(halfway: Path, uninterrupted: Path
     file = "checkpoints/step-000006/trainer_state.json"
     whole, resumed = (json.loads((run / file).read_text()) for run in (uninterrupted, halfway))
     assert (resumed["position"], resumed["tokens"]) == (whole["position"], whole["tokens"])
+
+
+def fake_steps(run_dir: Path, *steps: int, damaged: tuple[int, ...] = ()) -> Path:
+    for step in steps:
+        folder = folder_of(run_dir, step)
+        folder.mkdir(parents=True)
+        (folder / "weights").write_text(str(step))
+        write_manifest(folder)
+        if step in damaged:
+            (folder / "weights").write_text("?")
+    return run_dir
+
+
+def left(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir() if path.is_dir())
+
+
+def names(*steps: int) -> list[str]:
+    return [folder_of(Path(), step).name for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("state", "keep", "damaged", "kept"),
+    [
+        (TrainerState(step=500), 2, (), (400, 500)),
+        (TrainerState(step=500, best=Best(100, 0.5)), 1, (), (100, 500)),
+        (TrainerState(step=200), 1, (), (200, 400, 500)),  # of another branch: not counted, not its to delete
+        (TrainerState(step=500), 1, (500,), (400, 500)),
+        (TrainerState(step=500), 2, (400,), (200, 400, 500)),
+        (TrainerState(step=500), 9, (500,), (100, 200, 400, 500)),
+    ],
+)
+def test_rotation_counts_whole_checkpoints_up_to_its_step(
+    tmp_path: Path, state: TrainerState, keep: int, damaged: tuple[int, ...], kept: tuple[int, ...]
+) -> None:
+    rotate(fake_steps(tmp_path, 100, 200, 400, 500, damaged=damaged), state, keep, set())
+    assert left(tmp_path) == names(*kept)
+
+
+def test_steps_are_ordered_by_number(tmp_path: Path) -> None:
+    fake_steps(tmp_path, 999_999, 1_000_000, 5)
+    (tmp_path / "checkpoints/step-000007.copy").mkdir()
+    assert [path.name for path in steps_in(tmp_path)] == names(1_000_000, 999_999, 5)
+
+
+def test_a_left_branch_is_removed_and_best_names_what_is_there(tmp_path: Path) -> None:
+    run_dir = fake_steps(tmp_path, 100, 200, 400, 500)
+    point(run_dir, "best", folder_of(run_dir, 400))
+    abandoned = [folder_of(run_dir, step) for step in (500, 400, 200)]
+    state = TrainerState(step=200, best=Best(100, 0.5))  # 200 was just written in the place of the old one
+    assert discard(run_dir, abandoned, state) == names(500, 400)
+    assert left(run_dir) == names(100, 200)
+    assert (run_dir / "checkpoints/best").read_text() == "step-000100\n"
+
+
+def test_going_on_from_an_older_step_leaves_no_other_branch(
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = Path(shutil.copytree(uninterrupted, tmp_path / "run"))
+    assert left(run_dir) == names(2, 3, 4, 6)
+    seen: list[list[str]] = []
+    write = loop_module.save_checkpoint
+
+    def spy(*arguments: Any) -> Path:
+        seen.append(left(run_dir))
+        return write(*arguments)
+
+    monkeypatch.setattr(loop_module, "save_checkpoint", spy)
+    step = folder_of(run_dir, 2)
+    config = tiny_config(resume=str(step), finetune__steps=5, finetune__eval_every=5, finetune__keep=1)
+    assert train(config, run_dir) == 0
+    assert seen == [names(2, 3, 4, 6), names(4)]  # nothing is lost before the first new one is there
+    assert "removed step-000006, step-000003: the run went on from an earlier step" in capsys.readouterr().err
+    assert left(run_dir) == names(5)
+    config = tiny_config(resume="auto", finetune__steps=5, finetune__eval_every=5)
+    assert train(config, run_dir) == 0
+    assert f"resuming from {folder_of(run_dir, 5)}" in capsys.readouterr().err
+
+
+def test_a_best_model_that_is_gone_is_sought_anew(
+    uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = Path(shutil.copytree(uninterrupted, tmp_path / "run"))
+    shutil.rmtree(folder_of(run_dir, 3))
+    (run_dir / "stages.json").unlink()
+    state = json.loads((folder_of(run_dir, 4) / "trainer_state.json").read_text())
+    assert state["best"]["step"] == 3
+    assert train(tiny_config(resume=str(folder_of(run_dir, 4))), run_dir) == 0
+    assert "of step 3, is gone or damaged" in capsys.readouterr().err
+    assert (run_dir / "checkpoints/best").read_text() == "step-000006\n"
+    verify_manifest(run_dir / "model")
+
+
+def test_a_step_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    write = loop_module.save_checkpoint
+
+    def spy(*arguments: Any) -> Path:
+        written.append(arguments[-1].step)
+        return write(*arguments)
+
+    monkeypatch.setattr(loop_module, "save_checkpoint", spy)
+    scored = iter([0.1, 0.2, 0.3])  # each validation is the best so far
+    monkeypatch.setattr(loop_module, "evaluate", lambda *_: next(scored))
+    assert train(tiny_config(finetune__eval_every=2), tmp_path) == 0
+    assert written == [2, 4, 6]
+
+
+def output_dtype(run_dir: Path) -> str:
+    return str(json.loads((run_dir / "model/config.json").read_text())["dtype"])
+
+
+def test_another_store_or_exits_on_resume_write_the_model_again(uninterrupted: Path, tmp_path: Path) -> None:
+    run_dir = Path(shutil.copytree(uninterrupted, tmp_path / "run"))
+    assert output_dtype(run_dir) == "float32"
+    config = tiny_config(resume=str(run_dir), store=Precision.bf16, exit_layers=[2], allow_override=["exit_layers"])
+    assert train(config, run_dir) == 0
+    assert output_dtype(run_dir) == "bfloat16" and calm.load(run_dir / "model").settings.exit_layers == [2]
+    assert len(curve(run_dir)) == 6  # nothing was trained again
+
+
+def test_the_classifier_of_a_resumed_run_is_that_of_its_best_model(uninterrupted: Path, tmp_path: Path) -> None:
+    run_dir = Path(shutil.copytree(uninterrupted, tmp_path / "run"))
+    best = calm.load(run_dir / "model").hf.state_dict()
+    trained = {"stage": Stage.classifier, "resume": str(run_dir), "classifier__steps": 2, "classifier__eval_rows": 4}
+    for name in ("model", "checkpoints/step-000006/model"):  # the newest is made to differ from the best
+        assert (run_dir / name).is_dir()
+    newest = calm.load(run_dir / "checkpoints/step-000006/model")
+    newest.hf.shared.weight.data.add_(1.0)
+    save(newest, run_dir / "checkpoints/step-000006/model")
+    write_manifest(run_dir / "checkpoints/step-000006")
+    assert train(tiny_config(**trained), run_dir) == 0
+    model = calm.load(run_dir / "model")
+    assert model.settings.has_classifier
+    assert all(torch.equal(value, best[name]) for name, value in model.hf.state_dict().items())
+    (run_dir / "stages.json").unlink()
+    with pytest.raises(ConfigError, match=r"finetune is not done there .* checkpoint=.*/run/model without resume="):
+        train(tiny_config(**trained), run_dir)

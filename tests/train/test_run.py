@@ -236,6 +236,25 @@ def test_what_cannot_be_done_here_is_refused_in_one_line(tmp_path: Path, monkeyp
         train(tiny_config(stage=Stage.classifier), tmp_path)
     with pytest.raises(ConfigError, match=r"exit_layers \[7\] lie outside"):
         train(tiny_config(exit_layers=[7]), tmp_path)
+    with pytest.raises(ConfigError, match=r"min_exit_layer=3 leaves no exit of \[1, 2\].* give at most 2"):
+        train(tiny_config(min_exit_layer=3), tmp_path)
+
+
+def test_a_folder_keeps_its_exits_unless_others_are_asked_for(tmp_path: Path) -> None:
+    first = tmp_path / "first/model"
+    assert train(tiny_config(finetune__steps=1, exit_layers=[2]), first.parent) == 0
+    for name, changes, exits in (("own", {}, [2]), ("other", {"exit_layers": [1]}, [1])):
+        config = tiny_config(model=None, checkpoint=str(first), finetune__steps=1, **changes)
+        assert train(config, tmp_path / name) == 0
+        assert calm.load(tmp_path / name / "model").settings.exit_layers == exits
+    config.resume, config.exit_layers, config.allow_override = str(tmp_path / "other"), None, ["exit_layers"]
+    assert train(config, tmp_path / "other") == 0
+    assert calm.load(tmp_path / "other/model").settings.exit_layers == [1, 2]
+    for changes in ({"exit_layers": [1, 2]}, {"min_exit_layer": 3}):
+        for where in ({"checkpoint": str(first)}, {"resume": str(first.parent)}):
+            config = tiny_config(stage=Stage.calibrate, model=None, **where, **changes)
+            with pytest.raises(ConfigError, match=r"stage=calibrate certifies .* as it is, with exit_layers=\[2\]"):
+                train(config, first.parent)
 
 
 def test_going_on_from_a_model_folder_with_its_classifier_stage(tmp_path: Path) -> None:

@@ -161,3 +161,17 @@ def test_a_finite_loss_with_infinite_gradients_is_not_applied() -> None:
 
 def test_a_signal_of_any_process_is_heard() -> None:
     assert stepper(tiny_model(), ROWS).take([0, 1], step=0, received=15).signal == 15
+
+
+def test_a_filler_adds_nothing_unless_its_row_is_bad_itself() -> None:
+    model = tiny_model()
+    taken = stepper(model, ROWS)
+    targets = taken._feed.targets([1])
+    filler = taken._feed.batch([1], targets, counted=False)
+    total, layers = taken._loss(filler, 0)
+    total.backward()
+    assert float(total) == 0.0 and layers.tolist() == [0.0] * model.num_layers
+    assert all(float(p.grad.abs().sum()) == 0.0 for p in model.hf.parameters() if p.grad is not None)
+    with torch.no_grad():
+        model.hf.shared.weight[filler.source_ids[0, 0]] = float("nan")
+    assert math.isnan(float(taken._loss(filler, 0)[0]))  # never hidden: the step is bad wherever the row is counted
