@@ -425,7 +425,6 @@ class CalibrateConfig:
     device: Device = Device.auto
     precision: Precision = Precision.auto
     processes: int | None = None
-    seed: int = 0
 
 
 @dataclass
@@ -438,9 +437,8 @@ class Table1Config:
     measures: list[Measure] = field(default_factory=lambda: [Measure.softmax, Measure.state, Measure.classifier])
     tolerance: float = 0.05
     consistency: Consistency = Consistency.risk
-    given: dict[str, float] = field(  # the measure@threshold rows; defaults are the paper's for T5-small
-        default_factory=lambda: {"softmax": 0.85, "state": 0.95, "classifier": 0.9}
-    )
+    # the measure@threshold rows; default: the papers' for model and corpus, each of which may be changed; null: no row
+    given: dict[str, float | None] = field(default_factory=dict)
     given_schedule: Schedule = Schedule.decaying  # of those rows, as in the papers; auto: as certified
     oracle: bool = True
     backfill: Backfill = Backfill.project
@@ -460,7 +458,8 @@ class Table1Config:
         for name, value in self.given.items():
             if name not in {measure.value for measure in Measure}:
                 raise ConfigError(f"given.{name}: no such measure; choose from {', '.join(m.value for m in Measure)}")
-            check_range(f"given.{name}", value, 0, 1)
+            if value is not None:
+                check_range(f"given.{name}", value, 0, 1)
         for key in ("batch_size", "bootstrap"):
             check_range(key, getattr(self, key), 1, INF)
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from .config import CONF_DIR, Consistency
 
+_SMALL = ("cnn_dailymail", "t5-v1_1-small")
+
 
 @dataclass(frozen=True)
 class PaperRow:
@@ -73,6 +75,12 @@ def paper_row(
         return PaperRow("framework", **{key: value for key, value in found.items() if key != "threshold"})
     found = _at(_tables()["calm"], corpus, model, row) if row == "oracle" else None
     return None if found is None else PaperRow("calm", **found)
+
+
+def given_thresholds(corpus: str, model: str) -> dict[str, float]:
+    """The thresholds of the rows MEASURE@threshold, by measure: the paper's; those of T5-small where it ran neither."""
+    rows = _at(_tables()["framework"], corpus, model) or _at(_tables()["framework"], *_SMALL)
+    return {name: row["threshold"] for name, row in rows.items() if "threshold" in row}
 
 
 def _at(table: Any, *keys: str) -> Any:

@@ -35,7 +35,7 @@ def run(config: CalibrateConfig, run_dir: Path) -> int:
     with open_decoder(spec, config.processes, bars.rows) as decode:
         if decode is None:
             return 0
-        check_possible(wanted, decode.model)
+        check_possible(wanted, decode.model, dtype)
         data = corpus_settings(config.data, decode.model.settings.data)
         named = ", ".join(measure.value for measure in wanted.measures)
         say(f"corpus: {data.name}; certifying {named} for {wanted.consistency.value} consistency")

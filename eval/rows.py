@@ -1,6 +1,6 @@
 """The rows of Table 1: which decodes they are, and what is certified of them. Knows no text and no score."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from calm.calibration import Artifact, Certificate, ModelIdentity
@@ -46,11 +46,15 @@ class Plan:
 
 def plan_rows(
     config: Table1Config,
+    given_thresholds: Mapping[str, float],
     settings: EarlyExitSettings,
     identity: ModelIdentity,
     artifacts: Sequence[Artifact],
 ) -> Plan:
     """Rows lead-1, full, static-half, two per measure, oracle.
+
+    Args:
+        given_thresholds: those of the rows MEASURE@threshold, by measure.
 
     Raises:
         CalibrationError: an artifact belongs to another model, or does not know the tolerance.
@@ -63,7 +67,7 @@ def plan_rows(
     certified = _one_pick(certified, plan)
     for measure, row in zip(config.measures, certified, strict=True):
         plan.rows.append(row)
-        given = config.given.get(measure.value)
+        given = given_thresholds.get(measure.value)
         if given is None:
             continue
         if measure is Measure.classifier and not settings.has_classifier:
@@ -103,12 +107,13 @@ def _certified_row(
 
 def _one_pick(rows: list[Row], plan: Plan) -> list[Row]:
     """A pick counts only where its measures were certified together, each at its share of error_prob."""
-    picks = [row for row in rows if row.picked]
-    if len(picks) < 2:
+    artifacts = [row.artifact for row in rows if row.artifact is not None]
+    together = {(frozenset(each.measures), each.error_prob, each.calibration_rows) for each in artifacts}
+    if len(together) < 2 and sum(row.picked for row in rows) < 2:
         return rows
     plan.notes.append(
-        f"{', '.join(row.name for row in picks)} were picked in separate calibrations, so none counts as picked; "
-        "calibrate them together"
+        f"{', '.join(each.measure.value for each in artifacts)} come from separate calibrations, so no row counts as "
+        "picked; calibrate them together"
     )
     return [Row(r.name, r.policy, r.measure, r.schedule, r.artifact, r.certificate) for r in rows]
 

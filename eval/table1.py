@@ -103,19 +103,32 @@ def decode_rows(
 
 def _plan(config: Table1Config, folder: Path, model: "EarlyExitT5", dtype: str) -> tuple["Plan", dict[str, Any]]:
     from calm.calibration import ModelIdentity, load_artifacts
+    from calm.papers import given_thresholds
 
     from .rows import plan_rows
 
+    corpus = corpus_settings(config.data, model.settings.data).name
+    chosen = {**given_thresholds(corpus, _name(model)), **config.given}
+    given = {name: value for name, value in chosen.items() if value is not None}
     identity = ModelIdentity.of(model, folder, dtype=dtype, backfill=config.backfill, decoder=config.decoder)
-    return plan_rows(config, model.settings, identity, load_artifacts(folder)), identity.to_json()
+    return plan_rows(config, given, model.settings, identity, load_artifacts(folder)), identity.to_json()
 
 
 def _corpus(config: Table1Config, model: "EarlyExitT5") -> "Corpus":
-    from calm.data import load_corpus
+    from calm.calibration.trained import training_rows
+    from calm.data import check_overlap, load_corpus
+    from calm.errors import CalibrationError
 
     data = corpus_settings(config.data, model.settings.data)
     tokenizer = model.tokenizer if data.max_article_tokens is not None else None
-    return load_corpus(data, splits=("calibration", "test"), tokenizer=tokenizer)
+    corpus = load_corpus(data, splits=("calibration", "test"), tokenizer=tokenizer)
+    overlap = check_overlap({"test": corpus.splits["test"][: config.n], "train": training_rows(model, data)})
+    if overlap:
+        raise CalibrationError(
+            f"{overlap}: the model was trained on these rows, so they do not show what it does with new articles; "
+            "use the split and the columns that it was trained with, or a corpus of other articles"
+        )
+    return corpus
 
 
 def _name(model: "EarlyExitT5") -> str:

@@ -9,6 +9,7 @@ import pytest
 from calm.cli import settings
 from calm.config import CONF_DIR, CalibrateConfig, ShapeConfig, Table1Config, TrainConfig, register
 from calm.errors import ConfigError
+from calm.papers import given_thresholds
 
 PROGRAMS = sorted(path.stem for path in CONF_DIR.glob("*.yaml") if path.stem != "common")
 
@@ -93,9 +94,17 @@ def test_the_paper_recipes_hold_the_papers_numbers() -> None:
         assert config.data.max_source_tokens == 512
         assert config.data.max_article_tokens == 1024
         assert config.finetune.optimizer.value == "adafactor"
-    assert settings("table1", Table1Config, []).given == {"softmax": 0.85, "classifier": 0.9, "state": 0.95}
-    given = settings("table1", Table1Config, ["given.classifier=.92", "given.state=.96"]).given
-    assert given == {"softmax": 0.85, "classifier": 0.92, "state": 0.96}
+    wanted = {"small": (0.85, 0.9, 0.95), "base": (0.85, 0.92, 0.96)}
+    for config, name in ((small, "small"), (base, "base")):
+        assert config.model is not None
+        given = given_thresholds(config.data.name, config.model.name)
+        assert (given["softmax"], given["classifier"], given["state"]) == wanted[name]
+
+
+def test_thresholds_are_the_papers_until_single_ones_are_chosen() -> None:
+    assert settings("table1", Table1Config, []).given == {}
+    given = settings("table1", Table1Config, ["given.state=.9", "given.softmax=null"]).given
+    assert given == {"state": 0.9, "softmax": None}
 
 
 def test_a_published_checkpoint_can_be_taken_from_a_folder() -> None:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +46,7 @@ def calibrate(
     *,
     cache_dir: str | Path | None = None,
     others: Mapping[str, Sequence[Example]] | None = None,
+    device: str = "cpu",
 ) -> list[Artifact]:
     """Certify every measure of ``config`` and write ``<out_dir>/<measure>-<consistency>.json``.
 
@@ -55,6 +57,8 @@ def calibrate(
         clean: applied to predictions and references before they are scored.
         cache_dir: traces, plans and risk tables; default ``<out_dir>/work``. A second run goes on from it.
         others: further splits, such as train and test, that must share no row with calibration.
+        device: kind of device that decodes. Cached traces of another kind are not mixed with its own; a certificate
+            holds on either.
 
     Returns:
         One artifact per measure, in the order of ``config.measures``. Where nothing below 1 passes, its threshold is
@@ -69,10 +73,11 @@ def calibrate(
     level = config.error_prob / len(config.measures)
     hopeful = _say_needed(config, len(rows), level)
     work = Path(cache_dir) if cache_dir is not None else Path(out_dir) / "work"
-    run = _Calibration(decode, rows, config, identity, work, level, hash_rows(dev), progress, clean)
+    decoded_by = {**identity.to_json(), "device": device}
+    run = _Calibration(decode, rows, config, identity, work, level, hash_rows(dev), decoded_by, progress, clean)
     if hopeful:
         budget_of = budgets(config.tolerances, len(rows), level)
-        planner = Planner(decode, dev, config, identity, work, budget_of, clean=clean, progress=progress)
+        planner = Planner(decode, dev, config, identity, work, budget_of, decoded_by, clean=clean, progress=progress)
         plans = [planner.plan(measure) for measure in config.measures]
     else:
         plans = [_hopeless_plan(measure, config, identity) for measure in config.measures]
@@ -153,6 +158,7 @@ class _Calibration:
         folder: Path,
         level: float,
         dev_hash: str,
+        decoded_by: Mapping[str, Any],
         progress: Progress | None,
         clean: Clean | None,
     ) -> None:
@@ -164,6 +170,7 @@ class _Calibration:
         self.folder = folder
         self.level = level
         self.dev_hash = dev_hash
+        self.decoded_by = decoded_by
         self.progress = progress
         self.clean = clean
         self._full: list[DecodeTrace] | None = None
@@ -207,7 +214,7 @@ class _Calibration:
         full, loss = self._full_decode()
         table.add(np.zeros(len(self.rows)), full)
         key = cache_key(
-            self.identity.to_json(), self.rows_hash, measure=plan.measure.value, schedule=plan.schedule.value,
+            self.decoded_by, self.rows_hash, measure=plan.measure.value, schedule=plan.schedule.value,
             tau=plan.tau, agreement_k=plan.agreement_k, grid=hash_json(plan.grid),
         )  # fmt: skip
         chunk_rows = CHUNK_BATCHES * self.config.batch_size
@@ -229,7 +236,7 @@ class _Calibration:
 
     def _full_decode(self) -> tuple[list[DecodeTrace], ConsistencyLoss]:
         if self._full is None or self._loss is None:
-            key = cache_key(self.identity.to_json(), self.rows_hash)
+            key = cache_key(self.decoded_by, self.rows_hash)
             cache = TraceCache(self.folder / "calibration" / "full", key, CHUNK_BATCHES * self.config.batch_size)
             traces = cache.decode(self.decode, self.rows, Full(), "full depth", self.progress)
             # no measure was asked, so whatever stands there is no measure's: every row is decoded at the next threshold

@@ -19,6 +19,7 @@ from .calibrate import calibrate
 from .identity import ModelIdentity
 from .pvalues import needed_n
 from .risk_table import Decode, Progress
+from .trained import training_rows
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +46,17 @@ def work_folder(folder: str | Path) -> Path:
     return folder.with_name(f"{folder.name}-calibration")
 
 
-def check_possible(config: CalibrationConfig, model: EarlyExitT5) -> None:
-    """Raise ConfigError for what cannot be calibrated here, before anything expensive is done."""
+def check_possible(config: CalibrationConfig, model: EarlyExitT5, dtype: str = "float32") -> None:
+    """Raise ConfigError for what cannot be calibrated here, before anything expensive is done.
+
+    Args:
+        dtype: of the decoder's arithmetic. In bf16 an answer can depend on the size of its batch, so that its risk has
+            to be decoded at every size that is served.
+    """
+    if dtype != "float32":
+        raise ConfigError(
+            "bf16 certificates need the engine, which is not available in this version; use precision=fp32"
+        )
     if config.decoder is DecoderName.engine:
         raise ConfigError("calibration.decoder=engine is not available in this version; choose batch or one")
     if config.head is not Head.full:
@@ -89,9 +99,9 @@ def certify_folder(
         dtype: of the decoder's arithmetic.
 
     Raises:
-        ConfigError, DataError, CalibrationError.
+        ConfigError, DataError, CalibrationError: among others where rows are some that the model was trained on.
     """
-    check_possible(config, model)
+    check_possible(config, model, dtype)
     tokenizer = model.tokenizer if data.max_article_tokens is not None else None
     corpus = load_corpus(data, splits=("dev", "calibration"), tokenizer=tokenizer)
     calibration = corpus.splits["calibration"][: config.n]
@@ -101,8 +111,9 @@ def certify_folder(
     )
     work = work_folder(folder)
     artifacts = calibrate(
-        decode, corpus.splits["dev"], corpus.splits["calibration"], config, identity, work, progress, cache_dir=work
-    )
+        decode, corpus.splits["dev"], corpus.splits["calibration"], config, identity, work, progress, cache_dir=work,
+        others={"train": training_rows(model, data)}, device=next(model.parameters()).device.type,
+    )  # fmt: skip
     for artifact in artifacts:
         add_sidecar(folder, f"calibration/{artifact.name}.json", artifact.dumps())
     return Certification(artifacts, identity, corpus, calibration, corpus.splits["dev"][: config.dev_rows])

@@ -101,6 +101,7 @@ class Planner:
         identity: ModelIdentity,
         folder: Path,
         budgets: Mapping[float, float | None],
+        decoded_by: Mapping[str, Any],
         *,
         clean: Clean | None = None,
         progress: Progress | None = None,
@@ -112,6 +113,7 @@ class Planner:
         self.identity = identity
         self.folder = folder
         self.budgets = dict(budgets)
+        self.decoded_by = decoded_by
         self.clean = clean
         self.progress = progress
 
@@ -136,7 +138,7 @@ class Planner:
         settings = [config.consistency.value, config.grid_size, config.schedule.value, config.tau, config.agreement_k]
         return hash_json(
             [
-                cache_key(self.identity.to_json(), self.dev_hash, measure=measure.value, settings=settings),
+                cache_key(self.decoded_by, self.dev_hash, measure=measure.value, settings=settings),
                 config.per_layer,
                 list(self.budgets.items()),
             ]
@@ -151,7 +153,7 @@ class Planner:
         config, identity = self.config, self.identity
         bare = Plan(measure, kind, config.tau, config.agreement_k, identity.max_target_tokens, (1.0,), (), {})
         key = cache_key(
-            identity.to_json(), self.dev_hash, measure=measure.value, tau=config.tau, agreement_k=config.agreement_k
+            self.decoded_by, self.dev_hash, measure=measure.value, tau=config.tau, agreement_k=config.agreement_k
         )
         chunk_rows = CHUNK_BATCHES * config.batch_size
         full_cache = TraceCache(self.folder / "dev" / f"{measure.value}-full", key, chunk_rows)

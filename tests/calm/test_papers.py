@@ -1,8 +1,9 @@
 """The papers' numbers are found for the same model and corpus only."""
 
 import pytest
+import yaml
 
-from calm.config import Consistency
+from calm.config import CONF_DIR, Consistency
 from calm.papers import PaperRow, model_name, paper_row, sources
 
 CNN, SMALL, BASE = "cnn_dailymail", "t5-v1_1-small", "t5-v1_1-base"
@@ -41,6 +42,26 @@ def test_what_no_paper_ran_has_no_number(
     corpus: str, model: str, row: str, threshold: float | None, certified: tuple[Consistency, float] | None
 ) -> None:
     assert paper_row(corpus, model, row, threshold=threshold, certified=certified) is None
+
+
+def test_every_number_of_the_table_is_found() -> None:
+    """So that no entry stands there without a row that shows it."""
+    tables = yaml.safe_load((CONF_DIR / "papers" / "tables.yaml").read_text(encoding="utf-8"))
+    for corpus, models in tables["framework"].items():
+        for model, rows in models.items():
+            for row, values in rows.items():
+                found = paper_row(corpus, model, row, threshold=values.get("threshold"))
+                assert found is not None and found.source == "framework"
+    for corpus, models in tables["calm"].items():
+        for model, rows in models.items():
+            for row, values in rows.items():
+                if row not in {each.value for each in Consistency}:
+                    assert paper_row(corpus, model, row) == PaperRow("calm", **values)
+                    continue
+                for tolerance, layers in values.items():
+                    for measure, mean in layers.items():
+                        found = paper_row(corpus, model, measure, certified=(Consistency(row), tolerance))
+                        assert found == PaperRow("calm", mean_layers=mean)
 
 
 def test_a_model_is_known_by_name_or_by_shape() -> None:

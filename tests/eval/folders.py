@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from calm import BatchDecoder, Full, save
 from calm.config import DataConfig, SplitConfig
 from calm.models.t5 import EarlyExitT5
@@ -24,6 +27,13 @@ def jsonl_settings(path: Path) -> DataConfig:
 def write_jsonl(path: Path, rows: Sequence[Example]) -> Path:
     lines = [json.dumps({"source": row.source, "target": row.target}) for row in rows]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def write_parquet(path: Path, rows: Sequence[Example]) -> Path:
+    """In the columns of a published news corpus."""
+    columns = {"id": [r.id for r in rows], "article": [r.source for r in rows], "highlights": [r.target for r in rows]}
+    pq.write_table(pa.table(columns), path)
     return path
 
 

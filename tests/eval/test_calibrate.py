@@ -11,10 +11,23 @@ import pytest
 
 import calm
 from calm.calibration import ConsistencyLoss, ModelIdentity, load_artifacts
+from calm.calibration.trained import training_rows
 from calm.checkpoint import verify_manifest
-from calm.config import Consistency, DecoderName, Head, Measure, TrackingConfig, TrackingMode, TrainConfig
+from calm.config import (
+    Consistency,
+    DataConfig,
+    DecoderName,
+    Head,
+    Measure,
+    Precision,
+    RowPolicy,
+    SplitConfig,
+    TrackingConfig,
+    TrackingMode,
+    TrainConfig,
+)
 from calm.data import load_corpus
-from calm.errors import ConfigError
+from calm.errors import CalibrationError, ConfigError
 from calm.models.folder import save
 from calm.tracking import Tracker, read_metrics
 from eval import calibrate
@@ -112,13 +125,74 @@ def test_training_calibrates_with_the_same_result(certified: Path, tmp_path: Pat
     [
         ({"decoder": DecoderName.engine}, "decoder=engine is not available in this version"),
         ({"head": Head.screened}, "head=screened needs the engine, which is not available in this version"),
+        ({"precision": Precision.bf16}, "bf16 certificates need the engine, which is not available .* precision=fp32"),
     ],
 )
 def test_what_this_version_lacks_is_one_clear_error(
     certified: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
+    precision = changes.get("precision", Precision.auto)
+    settings = {name: value for name, value in changes.items() if name != "precision"}
+    config = replace(calibration_config(certified / "model", **settings), precision=precision)
     with pytest.raises(ConfigError, match=message):
-        calibrate.run(calibration_config(certified / "model", **changes), tmp_path)
+        calibrate.run(config, tmp_path)
+    assert not (tmp_path / "summary.json").exists()
+
+
+def resplit(certified: Path) -> DataConfig:
+    """Another split of the rows that were trained on: nearly all of the former train split is in calibration."""
+    return replace(jsonl_settings(certified / "rows.jsonl"), split=SplitConfig(dev=0.01, calibration=0.65, test=0.33))
+
+
+def renamed(certified: Path, folder: Path) -> DataConfig:
+    """The same texts in another file, each of a family of its own name."""
+    path = folder / "renamed.jsonl"
+    lines = [json.loads(line) for line in (certified / "rows.jsonl").read_text().splitlines()]
+    path.write_text("".join(json.dumps({**line, "topic": f"t{i}"}) + "\n" for i, line in enumerate(lines)))
+    return replace(jsonl_settings(path), family_column="topic")
+
+
+@pytest.mark.parametrize("which", ["another split", "other families in another file"])
+@pytest.mark.parametrize("program", ["eval.calibrate", "train stage=calibrate"])
+def test_rows_that_the_model_was_trained_on_certify_nothing(
+    own_copy: Path, certified: Path, tmp_path: Path, which: str, program: str
+) -> None:
+    data = resplit(certified) if which == "another split" else renamed(certified, tmp_path)
+    shutil.rmtree(own_copy / "calibration")
+    config = calibration_config(own_copy)
+    with pytest.raises(CalibrationError, match="lie in more than one split, .*train.*nothing can be certified"):
+        if program == "eval.calibrate":
+            calibrate.run(replace(config, data=data), tmp_path)
+        else:
+            training = TrainConfig(data=data, calibration=config.calibration, processes=1)
+            run_calibration(own_copy, training, tmp_path, None)
+    assert load_artifacts(own_copy) == []
+
+
+def test_rows_of_the_trained_split_are_read_only_where_they_can_overlap(
+    certified: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = calm.load(certified / "model")
+    same, path = jsonl_settings(certified / "rows.jsonl"), certified / "rows.jsonl"
+    rows = load_corpus(same, splits=("train",)).splits["train"]
+    assert training_rows(model, resplit(certified)) == rows != []
+    monkeypatch.setattr("calm.calibration.trained.load_corpus", lambda *_, **__: pytest.fail("the corpus was read"))
+    monkeypatch.chdir(path.parent)
+    unchanged = [same, replace(same, max_eval_rows=5, max_train_rows=3, cache_dir="x", row_policy=RowPolicy.skip)]
+    for data in [*unchanged, replace(same, path=path.name)]:
+        assert training_rows(model, data) == []
+    model.settings.data = {}
+    assert training_rows(model, resplit(certified)) == []
+
+
+def test_a_trained_corpus_that_is_gone_is_a_warning(
+    certified: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = calm.load(certified / "model")
+    model.settings.data = {**model.settings.data, "path": str(tmp_path / "gone.jsonl")}
+    assert training_rows(model, jsonl_settings(certified / "rows.jsonl")) == []
+    (told,) = caplog.messages
+    assert "could not be checked" in told and "gone.jsonl: there is no such file" in told
 
 
 def test_a_model_without_an_exit_classifier_is_told_before_anything_is_decoded(certified: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import calm
 from calm.calibration import load_artifacts
-from calm.config import Backfill, Consistency, Measure, Precision, Schedule
+from calm.config import Backfill, Consistency, Measure, Precision, Schedule, SplitConfig
 from calm.data import load_corpus
 from calm.errors import CalibrationError, CheckpointError, ConfigError
 from calm.metrics import rouge_l_many
@@ -21,11 +21,12 @@ from eval.common import choose_model
 from eval.records import check_whole
 from eval.render import as_csv, as_markdown, as_text
 
-from .conftest import TOLERANCE, table_config
-from .folders import LENGTH, jsonl_settings, random_folder
+from .conftest import MEASURES, TOLERANCE, table_config
+from .folders import LENGTH, jsonl_settings, random_folder, tell_corpus, write_parquet
 
 ROWS = ["lead-1", "full", "static-half", "softmax", "softmax@0.85", "state", "state@0.95"]
 ROWS += ["classifier", "classifier@0.9", "oracle"]
+NONE_GIVEN = {"softmax": None, "state": None, "classifier": None}
 PROMISED = {
     "row", "measure", "threshold", "consistency", "tolerance", "error_prob", "n", "picked", "rouge_l", "rouge_l_low",
     "rouge_l_high", "rouge_l_to_full", "layers_skipped", "mean_layers",
@@ -144,7 +145,7 @@ def test_figures_table_files_and_metrics_are_written(certified: Path) -> None:
 def test_stdout_ends_in_the_summary_and_shows_the_table(
     certified: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = table_config(certified / "model", n=8, oracle=False, measures=[Measure.softmax], given={})
+    config = table_config(certified / "model", n=8, oracle=False, measures=[Measure.softmax], given=NONE_GIVEN)
     assert table1.run(config, tmp_path) == 0
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
@@ -169,7 +170,7 @@ def test_two_processes_give_the_table_of_one(certified: Path, tmp_path: Path) ->
 def test_without_a_calibration_the_rows_stay_and_the_note_tells_what_to_do(own_copy: Path, tmp_path: Path) -> None:
     for path in (own_copy / "calibration").iterdir():
         path.unlink()
-    config = table_config(own_copy, n=6, oracle=False, measures=[Measure.softmax, Measure.state], given={})
+    config = table_config(own_copy, n=6, oracle=False, measures=[Measure.softmax, Measure.state], given=NONE_GIVEN)
     assert table1.run(config, tmp_path) == 0
     summary = summary_of(tmp_path)
     for row in summary["table1"][3:]:
@@ -207,7 +208,12 @@ def test_the_certificate_of_another_model_is_refused(certified: Path, own_copy: 
 
 def test_consistency_that_was_not_calibrated_is_a_note(certified: Path, tmp_path: Path) -> None:
     config = table_config(
-        certified / "model", n=6, oracle=False, measures=[Measure.state], given={}, consistency=Consistency.textual
+        certified / "model",
+        n=6,
+        oracle=False,
+        measures=[Measure.state],
+        given=NONE_GIVEN,
+        consistency=Consistency.textual,
     )
     assert table1.run(config, tmp_path) == 0
     assert "state: not calibrated for textual consistency" in summary_of(tmp_path)["notes"][0]
@@ -216,11 +222,53 @@ def test_consistency_that_was_not_calibrated_is_a_note(certified: Path, tmp_path
 def test_another_corpus_is_named_as_not_certified(certified: Path, tmp_path: Path) -> None:
     other = random_folder(tmp_path, count=60)
     data = jsonl_settings(other.parent / "rows.jsonl")
-    config = table_config(certified / "model", data=data, n=6, oracle=False, given={})
+    config = table_config(certified / "model", data=data, n=6, oracle=False, given=NONE_GIVEN)
     run = tmp_path / "run"
     run.mkdir()
     assert table1.run(config, run) == 0
     assert "not certified on the calibration rows of this corpus" in summary_of(run)["notes"][-1]
+
+
+def test_a_table_of_rows_that_the_model_was_trained_on_is_refused(certified: Path, tmp_path: Path) -> None:
+    split = SplitConfig(dev=0.005, calibration=0.022, test=0.97)
+    data = replace(jsonl_settings(certified / "rows.jsonl"), split=split)
+    with pytest.raises(CalibrationError, match="the model was trained on these rows"):
+        table1.run(table_config(certified / "model", data=data), tmp_path)
+    assert not (tmp_path / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "thresholds"),
+    [
+        ("t5-v1_1-base", {}, [0.85, 0.96, 0.92]),
+        ("google/t5-v1_1-small", {}, [0.85, 0.95, 0.9]),
+        ("tiny", {}, [0.85, 0.95, 0.9]),
+        ("t5-v1_1-base", {"state": 0.5, "softmax": None}, [None, 0.5, 0.92]),
+    ],
+)
+def test_given_thresholds_are_the_papers_of_model_and_corpus(
+    certified: Path, tmp_path: Path, name: str, changes: dict[str, float | None], thresholds: list[float | None]
+) -> None:
+    rows = load_corpus(jsonl_settings(certified / "rows.jsonl")).splits
+    news = tmp_path / "news"
+    news.mkdir()
+    for split, part in (("validation", rows["calibration"]), ("test", rows["test"][:3]), ("train", rows["train"])):
+        write_parquet(news / f"{split}-0.parquet", part)
+    model = calm.load(certified / "model")
+    model.settings = replace(model.settings, model=name)
+    data = replace(jsonl_settings(news), name="cnn_dailymail", id_column="id")
+    tell_corpus(model, replace(data, text_column="article", summary_column="highlights"))
+    config = table_config(calm.save(model, tmp_path / "model"), oracle=False)
+    config.given.update(changes)
+    assert table1.run(config, tmp_path) == 0
+    table = rows_of(tmp_path)
+    named = {
+        f"{m.value}@{value:g}": m.value for m, value in zip(MEASURES, thresholds, strict=True) if value is not None
+    }
+    assert [row for row in table if "@" in row] == list(named)
+    assert [table[row]["threshold"] for row in named] == [value for value in thresholds if value is not None]
+    for row, measure in named.items():
+        assert (table[row]["paper"] is not None) == (name != "tiny" and measure not in changes)
 
 
 def test_given_thresholds_may_follow_the_certified_schedule(certified: Path, tmp_path: Path) -> None:
@@ -237,10 +285,28 @@ def test_picks_of_separate_calibrations_do_not_add_up(own_copy: Path, tmp_path: 
     for artifact in load_artifacts(own_copy):
         certificates = tuple(replace(each, picked=True) for each in artifact.certificates)
         replace(artifact, certificates=certificates).save(own_copy / "calibration")
-    config = table_config(own_copy, n=6, oracle=False, given={})
+    config = table_config(own_copy, n=6, oracle=False, given=NONE_GIVEN)
     assert table1.run(config, tmp_path) == 0
     assert not any(row["picked"] for row in summary_of(tmp_path)["table1"])
-    assert any("picked in separate calibrations" in note for note in summary_of(tmp_path)["notes"])
+    assert any("come from separate calibrations" in note for note in summary_of(tmp_path)["notes"])
+
+
+@pytest.mark.parametrize(
+    "changes", [{"measures": (Measure.state,)}, {"error_prob": 0.1}, {"calibration_rows": "0" * 64}]
+)
+def test_measures_of_separate_calibrations_have_no_pick(
+    own_copy: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Although a single one of them is picked."""
+    artifacts = load_artifacts(own_copy)
+    assert sum(each.picked for artifact in artifacts for each in artifact.certificates) == 1
+    state = next(artifact for artifact in artifacts if artifact.measure is Measure.state)
+    replace(state, **changes).save(own_copy / "calibration")
+    config = table_config(own_copy, n=6, oracle=False, given=NONE_GIVEN)
+    assert table1.run(config, tmp_path) == 0
+    summary = summary_of(tmp_path)
+    assert not any(row["picked"] for row in summary["table1"])
+    assert sum("come from separate calibrations" in note for note in summary["notes"]) == 1
 
 
 def test_the_newest_model_folder_is_the_default(

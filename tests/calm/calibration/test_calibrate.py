@@ -157,6 +157,15 @@ def test_another_model_rejects_cache_and_plan(tmp_path: Path, caplog: pytest.Log
         artifact.check_against(IDENTITY)
 
 
+def test_traces_of_another_kind_of_device_are_not_mixed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (artifact,) = run(tmp_path)
+    decoder = FakeDecoder()
+    (again,) = calibrate(decoder, DEV, ROWS, config(), IDENTITY, tmp_path, device="cuda")
+    assert "decoded with another device: rejected" in caplog.text
+    assert len(decoder.calls) > 1
+    assert again == artifact  # a certificate holds wherever it was made
+
+
 def test_more_rows_reuse_the_grid_of_no_other_n(tmp_path: Path) -> None:
     run(tmp_path, rows=ROWS[:120])
     (artifact,) = run(tmp_path)

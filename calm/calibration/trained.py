@@ -1,0 +1,45 @@
+"""Which rows a model was trained on, for corpora that may share rows with its training.
+
+Rows that a model has seen say nothing of new articles. As long as a corpus is split as it was for training, its splits
+are disjoint and nothing has to be read; any other split, column or file can hand rows of the train split to another.
+"""
+
+import logging
+from dataclasses import asdict
+from typing import Any
+
+from ..config import DataConfig
+from ..data import load_corpus
+from ..data.files import user_path
+from ..errors import ConfigError, DataError
+from ..models.t5 import EarlyExitT5
+from ..records import Example
+
+logger = logging.getLogger(__name__)
+
+# these leave every row in the split in which it was, or only leave rows out
+_HARMLESS = ("max_eval_rows", "max_train_rows", "cache_dir", "row_policy")
+
+
+def training_rows(model: EarlyExitT5, data: DataConfig) -> list[Example]:
+    """The train split of the model's own corpus; empty where ``data`` is split like it, or no corpus is told.
+
+    Where the corpus of training can no longer be read this is said in the log, and the rows are empty too.
+    """
+    if not model.settings.data:
+        return []
+    try:
+        trained = DataConfig.from_values(model.settings.data)
+        if _membership(trained) == _membership(data):
+            return []
+        tokenizer = model.tokenizer if trained.max_article_tokens is not None else None
+        return load_corpus(trained, splits=("train",), tokenizer=tokenizer).splits["train"]
+    except (ConfigError, DataError, OSError) as error:
+        logger.warning("overlap with the rows that the model was trained on could not be checked: %s", error)
+        return []
+
+
+def _membership(data: DataConfig) -> dict[str, Any]:
+    """The settings that decide which rows there are and which split each lies in."""
+    values = {name: value for name, value in asdict(data).items() if name not in _HARMLESS}
+    return {**values, "path": data.path and user_path(data.path).resolve()}
