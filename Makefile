@@ -1,4 +1,4 @@
-# make demo      set up, train, certify, print Table 1 (about ten minutes on two cores)
+# make demo      set up, train, certify, print Table 1 (about six minutes on two cores)
 # make test      set up, run the tests;  make test-all runs the long ones;  make lint checks style and types
 # PYTHON=python3.12 chooses the interpreter that the environment in .venv is made with.
 PYTHON ?= python3
