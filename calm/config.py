@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError
+from .errors import FP16_REFUSED, ConfigError
 
 CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
 MISSING: Any = "???"
@@ -151,7 +151,6 @@ def check_range(
 
 
 INF = float("inf")
-FP16_REFUSED = "precision=fp16 is refused: T5's feed-forward output exceeds fp16's 65504 and becomes NaN; use bf16"
 
 
 @dataclass
@@ -410,7 +409,7 @@ class TrainConfig:
         if self.processes is not None:
             check_range("processes", self.processes, 1, INF)
         if self.precision is Precision.fp16:
-            raise ConfigError(FP16_REFUSED)
+            raise ConfigError(f"precision={FP16_REFUSED}")
         if self.store not in (Precision.fp32, Precision.bf16):
             raise ConfigError(f"store must be fp32 or bf16, got {self.store.value}")
 
@@ -487,7 +486,7 @@ class TrainStepConfig:
         if self.batch_size is not None:
             check_range("batch_size", self.batch_size, 1, INF)
         if self.precision is Precision.fp16:
-            raise ConfigError(FP16_REFUSED)
+            raise ConfigError(f"precision={FP16_REFUSED}")
 
 
 @cache

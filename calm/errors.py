@@ -1,5 +1,7 @@
 """The errors a user can meet. Each says what, where, and what to do; programs print them as one line and exit 1."""
 
+FP16_REFUSED = "fp16 is refused: T5's feed-forward output exceeds fp16's 65504 and becomes NaN; use bf16 or fp32"
+
 
 class CalmError(Exception):
     """Base of every error that is the user's to fix."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calm.config import DataConfig, Device, Precision
-from calm.errors import CheckpointError, ConfigError
+from calm.errors import FP16_REFUSED, CheckpointError, ConfigError
 from calm.run_dir import is_first_process
 
 if TYPE_CHECKING:
@@ -72,9 +72,7 @@ def choose_device(device: Device) -> str:
 def choose_dtype(precision: Precision) -> str:
     """Arithmetic of the decode; ``auto`` is fp32, which is what certificates are claimed for without a condition."""
     if precision is Precision.fp16:
-        from calm.config import FP16_REFUSED
-
-        raise ConfigError(FP16_REFUSED)
+        raise ConfigError(f"precision={FP16_REFUSED}")
     return DTYPES[precision]
 
 

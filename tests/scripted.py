@@ -6,6 +6,7 @@
 
 import random
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -23,6 +24,22 @@ STARTS = {3: 5, 4: 10}
 LATE = {6: (9, 4), 10: (12, 6)}
 
 
+def new_t5(*, tied: bool, **shape: Any) -> T5ForConditionalGeneration:
+    """A T5 of this shape in eval mode, without dropout, with T5's control ids and its embeddings as ``tied`` says."""
+    config = T5Config(
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        eos_token_id=1,
+        tie_word_embeddings=tied,
+        **shape,
+    )
+    config._attn_implementation = "eager"
+    model = T5ForConditionalGeneration(config).eval()
+    share_embeddings(model, tied)
+    return model
+
+
 def scripted(
     vocabulary: int = 20,
     nxt: Mapping[int, int] = STORY,
@@ -32,24 +49,10 @@ def scripted(
 ) -> T5ForConditionalGeneration:
     """Token a is followed by nxt[a], source id s starts with start[s], layers below late[a][1] say late[a][0]."""
     width, eye = 3 * vocabulary, torch.eye(vocabulary)
-    config = T5Config(
-        vocab_size=vocabulary,
-        d_model=width,
-        d_kv=width,
-        num_heads=1,
-        d_ff=vocabulary,
-        num_layers=layers,
-        num_decoder_layers=layers,
-        dropout_rate=0.0,
-        feed_forward_proj="gated-gelu",
-        decoder_start_token_id=0,
-        pad_token_id=0,
-        eos_token_id=1,
-        tie_word_embeddings=False,
-    )
-    config._attn_implementation = "eager"
-    model = T5ForConditionalGeneration(config).eval()
-    share_embeddings(model, tied=False)
+    model = new_t5(
+        tied=False, vocab_size=vocabulary, d_model=width, d_kv=width, num_heads=1, d_ff=vocabulary,
+        num_layers=layers, num_decoder_layers=layers, feed_forward_proj="gated-gelu",
+    )  # fmt: skip
     head = torch.zeros(vocabulary, width)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -96,24 +99,11 @@ def random_t5(
 ) -> T5ForConditionalGeneration:
     """A small random T5 whose layers disagree and whose answers vary: sharp attention, strong residual branches."""
     torch.manual_seed(seed)
-    config = T5Config(
-        vocab_size=vocabulary,
-        d_model=d_model,
-        d_kv=d_model // heads,
-        num_heads=heads,
-        d_ff=2 * d_model,
-        num_layers=encoder_layers,
-        num_decoder_layers=decoder_layers,
-        dropout_rate=0.0,
+    model = new_t5(
+        tied=tied, vocab_size=vocabulary, d_model=d_model, d_kv=d_model // heads, num_heads=heads, d_ff=2 * d_model,
+        num_layers=encoder_layers, num_decoder_layers=decoder_layers,
         feed_forward_proj="gated-gelu" if gated else "relu",
-        decoder_start_token_id=0,
-        pad_token_id=0,
-        eos_token_id=1,
-        tie_word_embeddings=tied,
-    )
-    config._attn_implementation = "eager"
-    model = T5ForConditionalGeneration(config).eval()
-    share_embeddings(model, tied)
+    )  # fmt: skip
     with torch.no_grad():
         model.shared.weight.mul_(0.3)  # a tied head would otherwise repeat its input
         for block in model.decoder.block:

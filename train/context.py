@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, broadcast_object_list
 
 from calm.config import Device, Precision, TrainConfig
-from calm.errors import CalmError, ConfigError, TrainingError
+from calm.errors import FP16_REFUSED, CalmError, ConfigError, TrainingError
 from calm.tracking import Tracker
 
 from .signals import Signals
@@ -83,7 +83,7 @@ def resolve_precision(asked: Precision, device: torch.device) -> Precision:
     Raises ConfigError for fp16, with the reason.
     """
     if asked is Precision.fp16:
-        raise ConfigError("precision=fp16 is refused: T5's feed-forward output exceeds 65504; use precision=bf16")
+        raise ConfigError(f"precision={FP16_REFUSED}")
     if asked is not Precision.auto:
         return asked
     if device.type == "cuda":

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..checkpoint import sha256_file
 from ..config import Backfill, DecoderName, Head
 from ..errors import CalibrationError
 from ..records import Example
@@ -82,8 +83,7 @@ def hash_files(folder: str | Path, names: Sequence[str]) -> str:
             )
             file_hash = hash_json(content)
         else:
-            with path.open("rb") as file:
-                file_hash = hashlib.file_digest(file, "sha256").hexdigest()
+            file_hash = sha256_file(path)
         digest.update(f"{name}\0{file_hash}\n".encode())
     return digest.hexdigest()
 

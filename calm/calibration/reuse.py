@@ -33,7 +33,7 @@ def changed_rows(
         crossing = np.array([layer for row in known for layer in traces[row].crossing_layers], dtype=np.int64)
         steps = np.concatenate([np.arange(length) for length in lengths])
         thresholds = np.array(
-            [[_threshold(schedule, step, layer) for layer in exit_layers] for step in range(int(lengths.max()))]
+            [[schedule.at(step, layer) for layer in exit_layers] for step in range(int(lengths.max()))]
         )
         columns = [layer - 1 for layer in exit_layers]
         kept = _same_decision(
@@ -42,12 +42,6 @@ def changed_rows(
         owner = np.repeat(known, lengths)
         changed.update(np.unique(owner[~kept]).tolist())
     return sorted(changed)
-
-
-def _threshold(schedule: ThresholdSchedule, step: int, layer: int) -> float:
-    """Infinity where exits are off: a threshold >= 1 lets nothing exit, not even a saturated confidence."""
-    base = schedule.threshold[layer - 1] if isinstance(schedule.threshold, tuple) else schedule.threshold
-    return float("inf") if base >= 1.0 else schedule.at(step, layer)
 
 
 def _same_decision(

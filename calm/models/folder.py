@@ -26,7 +26,7 @@ from ..checkpoint import (
     write_json,
     write_manifest,
 )
-from ..errors import CheckpointError
+from ..errors import FP16_REFUSED, CheckpointError
 from .card import model_card
 from .settings import EarlyExitSettings
 from .t5 import EarlyExitT5
@@ -36,7 +36,6 @@ PICKLED = ("*.bin", "*.pkl", "*.pickle", "*.pt", "*.pth", "*.ckpt")
 EMBEDDING_COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 # written by T5 checkpoints before 2021; T5 has no bias in cross-attention
 SPURIOUS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-FP16 = "fp16 is refused: T5's feed-forward output exceeds fp16's 65504 and becomes NaN; use bf16 or fp32"
 
 
 def save(model: EarlyExitT5, folder: str | Path, dtype: torch.dtype | None = None) -> Path:
@@ -52,7 +51,7 @@ def save(model: EarlyExitT5, folder: str | Path, dtype: torch.dtype | None = Non
         raise CheckpointError(f"{folder}: a model folder needs its tokenizer, and this model has none")
     dtype = dtype or model.dtype
     if dtype is torch.float16:
-        raise CheckpointError(FP16)
+        raise CheckpointError(FP16_REFUSED)
     tensors = {name: tensor.to(dtype) for name, tensor in weights(model).items()}
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     with atomic_folder(folder, failpoints="model", needed=size) as temporary:
@@ -75,7 +74,7 @@ def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dt
     """
     folder = Path(folder)
     if dtype is torch.float16:
-        raise CheckpointError(FP16)
+        raise CheckpointError(FP16_REFUSED)
     refuse_foreign(folder)
     if not (folder / SETTINGS).is_file():
         raise CheckpointError(
@@ -128,7 +127,7 @@ def read_config(folder: Path) -> tuple[T5Config, bool]:
     if values.get("model_type") != "t5":
         raise CheckpointError(f"{folder / 'config.json'}: model_type is {values.get('model_type')!r}, expected 't5'")
     if values.get("dtype", values.get("torch_dtype")) == "float16":
-        raise CheckpointError(f"{folder / 'config.json'}: {FP16}")
+        raise CheckpointError(f"{folder / 'config.json'}: {FP16_REFUSED}")
     config = T5Config.from_dict(values)
     config._attn_implementation = "eager"
     return config, values.get("tie_word_embeddings", True) is not False
