@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Optional
+from typing import Union
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .config import Measure
+
+
+@dataclass(eq=False)
+class Seen:
+    """What ``agreement`` needs of a checked layer: each row's argmax, and for how many checks it has been that."""
+
+    argmax: Tensor
+    run: Tensor
 
 
 @dataclass(eq=False)
@@ -28,7 +36,7 @@ class LayerView:
         previous: residual stream after the layer before (not the checked layer before); None at layer 1.
         head: hidden -> logits over the vocabulary; called only when a measure reads ``logits``.
         classifier: hidden -> P(exit).
-        before: view of the checked layer before for the same rows, None at the first; read by ``agreement``.
+        before: the checked layer before for the same rows, None at the first; read by ``agreement``.
         agreement_k: run length at which ``agreement`` is certain.
     """
 
@@ -37,7 +45,7 @@ class LayerView:
     previous: Tensor | None
     head: Callable[[Tensor], Tensor]
     classifier: Callable[[Tensor], Tensor]
-    before: Optional["LayerView"] = None
+    before: Union["LayerView", Seen, None] = None
     agreement_k: int = 3
 
     @cached_property

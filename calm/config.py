@@ -105,6 +105,14 @@ class Truncate(str, Enum):
     head_tail = "head_tail"
 
 
+class Pretext(str, Enum):
+    """Which pairs are made of a corpus' rows: their own, or those of a task to learn before (calm/data/pretext.py)."""
+
+    none = "none"
+    gap_sentences = "gap_sentences"
+    spans = "spans"
+
+
 class DecoderName(str, Enum):
     batch = "batch"
     one = "one"
@@ -115,6 +123,18 @@ class Head(str, Enum):
     full = "full"
     screened = "screened"
     candidates = "candidates"
+
+
+class BatchRule(str, Enum):
+    """Row-exact: own, compact, rebatch, and auto among them. Batch-coupled: sync, quantile, lockstep."""
+
+    own = "own"
+    compact = "compact"
+    rebatch = "rebatch"
+    auto = "auto"
+    sync = "sync"
+    quantile = "quantile"
+    lockstep = "lockstep"
 
 
 class StepShape(str, Enum):
@@ -222,6 +242,7 @@ class DataConfig:
     max_train_rows: int | None = None
     max_eval_rows: int | None = None  # cap on each of dev, calibration, test after one row per family
     row_policy: RowPolicy = RowPolicy.error
+    pretext: Pretext = Pretext.none
     cache_dir: str | None = None  # default: $CALM_CACHE, else ~/.cache/calm
     split: SplitConfig = field(default_factory=SplitConfig)
 
@@ -244,6 +265,7 @@ class DataConfig:
                     **values,
                     "truncate": Truncate(values.get("truncate", Truncate.head)),
                     "row_policy": RowPolicy(values.get("row_policy", RowPolicy.error)),
+                    "pretext": Pretext(values.get("pretext", Pretext.none)),
                     "split": SplitConfig(**values.get("split", {})),
                 }
             )
@@ -258,6 +280,7 @@ class FinetuneConfig:
     steps: int = 10_000
     batch_size: int = 64  # rows per optimizer step, over all processes and accumulation
     accumulation: int = 1
+    one_per_family: bool = False  # an epoch is one row of each family, as the test split has, instead of every row
     lr: float = 1e-3
     lr_schedule: LrSchedule = LrSchedule.linear
     warmup_steps: int = 200

@@ -45,11 +45,19 @@ class Position:
 
 
 class Feed:
-    """Batches of a training split, each epoch every row exactly once."""
+    """Batches of a training split, each epoch every row exactly once, or one row of every family."""
 
-    def __init__(self, model: EarlyExitT5, examples: Sequence[Example], batch_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        model: EarlyExitT5,
+        examples: Sequence[Example],
+        batch_size: int,
+        seed: int,
+        one_per_family: bool = False,
+    ) -> None:
         self._model, self._examples, self._batch_size, self._seed = model, examples, batch_size, seed
         self._lengths = [len(example.source) + len(example.target) for example in examples]
+        self._families = [example.family for example in examples] if one_per_family else None
         self._epoch, self._plan = -1, [[0]][:0]
 
     def next(self, position: Position) -> list[int]:
@@ -64,7 +72,7 @@ class Feed:
 
     def _plan_of(self, epoch: int) -> list[list[int]]:
         if epoch != self._epoch:
-            self._plan = length_batches(self._lengths, self._batch_size, self._seed, epoch)
+            self._plan = length_batches(self._lengths, self._batch_size, self._seed, epoch, families=self._families)
             self._epoch = epoch
         return self._plan
 

@@ -64,7 +64,7 @@ class Finetune:
         if checkpoint is not None:
             load_optimizer(checkpoint, self.optimizer, self.names, self.config.optimizer.value)
         self.wrapped: nn.Module = wrapped
-        self.feed = Feed(model, train, self.config.batch_size, seed)
+        self.feed = Feed(model, train, self.config.batch_size, seed, self.config.one_per_family)
         self.stepper = Stepper(context.accelerator, loss, wrapped, self.optimizer, self.feed, self.config, seed)
         self._saved = state.step if checkpoint is not None else -1
         self._whole: set[Path] = set()  # checkpoints known to be undamaged

@@ -159,13 +159,17 @@ def _fitted(model: EarlyExitT5, config: TrainConfig, own_exits: bool = True) -> 
 
     Without ``exit_layers=`` the exits are those that the model had, with ``own_exits`` and if it had any, else all.
     """
-    trained, name, before = model.settings.has_classifier, model.settings.model, model.settings.exit_layers
+    was = model.settings
+    before = was.exit_layers
     asked = config.exit_layers or (before if own_exits and before else None)
     try:
         layers = default_exit_layers(model.num_layers, asked, config.min_exit_layer)
     except CheckpointError as error:
         raise ConfigError(str(error)) from None
     model.settings = _settings(config, layers)
-    model.settings.has_classifier = trained
-    model.settings.model = model.settings.model or name
+    model.settings.has_classifier = was.has_classifier
+    model.settings.model = model.settings.model or was.model
+    model.settings.earlier_data = [
+        each for each in [*was.earlier_data, was.data] if each and each != model.settings.data
+    ]
     return model

@@ -22,20 +22,24 @@ _HARMLESS = ("max_eval_rows", "max_train_rows", "cache_dir", "row_policy")
 
 
 def training_rows(model: EarlyExitT5, data: DataConfig) -> list[Example]:
-    """The train split of the model's own corpus; empty where ``data`` is split like it, or no corpus is told.
+    """The train splits of the corpora that the model was trained on, one after another.
 
-    Where the corpus of training can no longer be read this is said in the log, and the rows are empty too.
+    Without those that are split like ``data``; empty where no corpus is told. Where a corpus of training can no
+    longer be read this is said in the log, and its rows are missing.
     """
-    if not model.settings.data:
-        return []
+    corpora = [model.settings.data, *model.settings.earlier_data]
+    return [row for values in corpora if values for row in _rows_of(values, model, data)]
+
+
+def _rows_of(values: dict[str, Any], model: EarlyExitT5, data: DataConfig) -> list[Example]:
     try:
-        trained = DataConfig.from_values(model.settings.data)
+        trained = DataConfig.from_values(values)
         if _membership(trained) == _membership(data):
             return []
         tokenizer = model.tokenizer if trained.max_article_tokens is not None else None
         return load_corpus(trained, splits=("train",), tokenizer=tokenizer).splits["train"]
     except (ConfigError, DataError, OSError) as error:
-        logger.warning("overlap with the rows that the model was trained on could not be checked: %s", error)
+        logger.warning("overlap with rows that the model was trained on could not be checked: %s", error)
         return []
 
 

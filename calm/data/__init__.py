@@ -10,11 +10,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..config import DataConfig
+from ..config import DataConfig, Pretext
 from ..errors import ConfigError
 from ..records import Example
 from .audit import article_filter, format_audit, token_audit
 from .cache import cache_root, cached_rows
+from .pretext import MAKERS
 from .rows import Intake, raw, take_in
 from .splits import (
     SPLITS,
@@ -127,6 +128,10 @@ def load_corpus(
         raise ConfigError(f"unknown split {unknown[0]!r}; choose from {', '.join(SPLITS)}")
     info: Info = {}
     intake = CORPORA[config.name](config, seed, splits, info)
+    if config.pretext is not Pretext.none:
+        info["pretext"] = config.pretext.value
+        for rows in [intake.rows, *intake.published.values()]:
+            rows[:] = MAKERS[config.pretext](rows)
     if config.max_article_tokens is not None:
         _keep_short_articles(intake, config.max_article_tokens, tokenizer)
     parts, dropped = _split(intake, config)

@@ -30,8 +30,17 @@ def pad(
     return ids, mask
 
 
-def length_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int, pool: int = 50) -> list[list[int]]:
+def length_batches(
+    lengths: Sequence[int],
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    pool: int = 50,
+    families: Sequence[str] | None = None,
+) -> list[list[int]]:
     """Every index once, in batches of ``batch_size`` rows of like length (the last one may be smaller).
+
+    With ``families``, one name per index, one index of each family instead, drawn anew for each epoch.
 
     A pure function of its arguments: shuffled by (seed, epoch), sorted by length within pools of ``pool``
     batches, and the batches shuffled again, so that neither rows nor lengths come in a fixed order.
@@ -40,6 +49,8 @@ def length_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: in
     rng = random.Random(int.from_bytes(digest[:8], "big"))
     order = list(range(len(lengths)))
     rng.shuffle(order)
+    if families is not None:
+        order = list({families[i]: i for i in order}.values())
     batches: list[list[int]] = []
     for start in range(0, len(order), batch_size * pool):
         chunk = sorted(order[start : start + batch_size * pool], key=lambda i: lengths[i])

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from .bias import relative_bucket_row
+
 
 class DecoderAdapter(Protocol):
     """One decoder-layer at a time, one sequence (batch of 1). Layers count from 1."""
@@ -81,6 +83,4 @@ class DecoderSpec:
 
     def bias_row(self, step: int) -> Int[Tensor, " keys"]:
         """Bucket of every key position 0..step as seen from query position ``step`` (causal, T5)."""
-        from .t5 import relative_bucket_row
-
         return relative_bucket_row(step, self.bias_buckets, self.bias_max_distance)

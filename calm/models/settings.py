@@ -18,7 +18,8 @@ class EarlyExitSettings:
         max_target_tokens: N, the longest answer in tokens, EOS included.
         source_prefix: text put before every source.
         truncate: ``head`` or ``head_tail``: which tokens of a longer source are kept.
-        data: the corpus settings the model was trained on, as plain values.
+        data: the corpus settings the model was trained on last, as plain values.
+        earlier_data: those of the trainings before that, on another corpus or otherwise split.
         has_classifier: True once the exit classifier has been trained.
         model: name of the architecture that training started from, such as ``t5-v1_1-small``.
     """
@@ -29,6 +30,7 @@ class EarlyExitSettings:
     source_prefix: str = ""
     truncate: str = "head"
     data: dict[str, Any] = field(default_factory=dict)
+    earlier_data: list[dict[str, Any]] = field(default_factory=list)
     has_classifier: bool = False
     model: str = ""
 

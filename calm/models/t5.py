@@ -5,7 +5,6 @@ the shared final norm of that layer's residual stream. The exit classifier reads
 Weights, config and tokenizer are Hugging Face's; the loop over decoder layers is ours.
 """
 
-import math
 from typing import cast
 
 import torch
@@ -131,18 +130,6 @@ class EarlyExitT5(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
         return F.linear(self.norm(hidden), self.head_weight)
-
-
-def relative_bucket_row(step: int, buckets: int, max_distance: int) -> Int[Tensor, " keys"]:
-    """T5's causal bucket of the distances from query position ``step`` to key positions 0..step.
-
-    The first half of the buckets are exact distances, the rest grow logarithmically up to ``max_distance``.
-    """
-    distance = torch.arange(step, -1, -1)
-    exact = buckets // 2
-    ratio = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact)
-    far = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)
-    return torch.where(distance < exact, distance, far)
 
 
 def export_spec(model: EarlyExitT5) -> DecoderSpec:

@@ -22,10 +22,11 @@ from calm.data.tokenizer import train_tokenizer
 from calm.decode import OneDecoder
 from calm.decode_batch import BatchDecoder
 from calm.errors import CheckpointError
+from calm.models.bias import relative_bucket_row
 from calm.models.build import build_from_published, build_from_scratch
 from calm.models.folder import add_sidecar, save
 from calm.models.settings import EarlyExitSettings, default_exit_layers
-from calm.models.t5 import EarlyExitT5, relative_bucket_row
+from calm.models.t5 import EarlyExitT5
 from calm.policies import Full, Static
 from calm.records import Example
 from tests.scripted import early_exit, random_t5

@@ -1,0 +1,96 @@
+"""Which policy a request decodes with, and whether the certificate of the model speaks of its answer."""
+
+from collections.abc import Sequence
+
+from calm.calibration.artifact import Artifact
+from calm.calibration.identity import ModelIdentity
+from calm.config import BatchRule, Measure
+from calm.errors import CalibrationError, ConfigError
+from calm.policies import Confident, Full, Policy
+from calm.rules import ROW_EXACT
+
+from .options import RequestOptions
+
+
+class Certificates:
+    """The artifacts of a model folder as far as they belong to how an engine decodes.
+
+    Args:
+        artifacts: all of the folder.
+        identity: how the engine decodes: dtype, head, exit layers, lengths.
+        rule: its batch rule.
+    """
+
+    def __init__(self, artifacts: Sequence[Artifact], identity: ModelIdentity | None, rule: BatchRule) -> None:
+        self._artifacts = list(artifacts)
+        self._foreign = {a.name: a.identity.differences(identity) if identity else [] for a in self._artifacts}
+        self._row_exact = rule in ROW_EXACT
+        self._cuts = rule is BatchRule.quantile  # even a row at full depth may have to speak early
+
+    def resolve(self, options: RequestOptions) -> tuple[Policy, bool]:
+        """The policy that a request asks for, and whether its answer is certified.
+
+        Certified are full depth, and thresholds of a certified set under greedy decoding to EOS or N with a
+        row-exact rule, on an engine that decodes as the artifact says.
+
+        Raises:
+            CalibrationError: no artifact has what is asked for; it names what there is.
+            ConfigError: ``measure`` is none.
+        """
+        policy = self._policy(options)
+        if isinstance(policy, Full) or (isinstance(policy, Confident) and policy.schedule.exits_off):
+            return policy, not self._cuts
+        return policy, options.plain and self._row_exact and self._speaks_of(policy)
+
+    def _policy(self, options: RequestOptions) -> Policy:
+        if options.policy is not None:
+            return options.policy
+        if options.threshold is None and options.tolerance is None:
+            return Full()
+        artifact = self._artifact(options)
+        if options.threshold is not None:
+            return artifact.policy(options.threshold)
+        assert options.tolerance is not None
+        if self._foreign[artifact.name]:
+            raise CalibrationError(
+                f"tolerance={options.tolerance:g} cannot be served: the calibration {artifact.name} belongs to another "
+                f"way of decoding ({'; '.join(self._foreign[artifact.name])}); calibrate as it is served, or ask for a "
+                "threshold, which is answered as not certified"
+            )
+        return artifact.policy(artifact.threshold_for(options.tolerance, options.consistency))
+
+    def _artifact(self, options: RequestOptions) -> Artifact:
+        """That of the measure asked for, else the one that dev picked for the tolerance."""
+        fitting = [a for a in self._artifacts if a.consistency is options.consistency]
+        if options.measure is not None:
+            measure = _measure(options.measure)
+            fitting = [a for a in fitting if a.measure is measure]
+        elif len(fitting) > 1:
+            fitting = [a for a in fitting if _picked(a, options.tolerance)] or fitting[:1]
+        if not fitting:
+            there = ", ".join(a.name for a in self._artifacts) or "none"
+            asked = "-".join(filter(None, [options.measure, options.consistency.value]))
+            raise CalibrationError(
+                f"this model has no calibration {asked}; it has {there}; run python -m eval.calibrate"
+            )
+        return fitting[0]
+
+    def _speaks_of(self, policy: Policy) -> bool:
+        return isinstance(policy, Confident) and any(
+            policy == artifact.policy(threshold)
+            for artifact in self._artifacts
+            if artifact.measure is policy.measure and not self._foreign[artifact.name]
+            for certificate in artifact.certificates
+            for threshold in certificate.certified
+        )
+
+
+def _picked(artifact: Artifact, tolerance: float | None) -> bool:
+    return any(c.picked for c in artifact.certificates if tolerance is None or abs(c.tolerance - tolerance) < 1e-12)
+
+
+def _measure(name: str) -> Measure:
+    try:
+        return Measure(name)
+    except ValueError:
+        raise ConfigError(f"measure={name!r} is none; choose from {', '.join(m.value for m in Measure)}") from None

@@ -1,0 +1,426 @@
+"""The engine: requests in, one step at a time, answers out.
+
+    engine = Engine("runs/demo/model")
+    answers = engine.generate(["a text", "another"], tolerance=0.05)
+
+Iteration-level continuous batching for early-exit encoder-decoder models: between any two steps rows may join and
+leave, and within a step the batch rule says who waits for whom (calm.rules). For one thread only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from calm.config import Measure
+from calm.errors import CalmError, ConfigError, DataError
+from calm.policies import Confident, Oracle, Policy, fixed_depth
+from calm.rules import Rule, climb, next_parked
+
+from .accounting import Clock, StepRecord
+from .certified import Certificates
+from .choice import RuleChoice
+from .endings import end_of, visible_text
+from .exits import Exits
+from .heads import NOTHING, make_head
+from .model import ServedModel, served
+from .options import EngineOptions, RequestOptions
+from .prefill import CrossCache, CrossKV, Prefill, source_key
+from .requests import Answer, Reason, Row, Status
+from .runner import EagerRunner
+from .sampling import choose
+from .scheduler import Waiting
+from .slots import Slots
+from .wave import EngineWave, Machine, Spoken
+
+if TYPE_CHECKING:
+    from calm.models.t5 import EarlyExitT5
+
+Source = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step brought.
+
+    Attributes:
+        tokens: (request id, token id) of each row that spoke.
+        answers: of the requests that ended.
+        record: where the time went; None when there was nothing to do.
+    """
+
+    tokens: list[tuple[str, int]]
+    answers: list[Answer]
+    record: StepRecord | None
+
+
+class Engine:
+    """Decodes many requests at once.
+
+    Args:
+        model: a model folder, or a loaded model.
+        options: see EngineOptions; single ones can be given by name: ``Engine(folder, rule=BatchRule.compact)``.
+        device, dtype: for a folder: where and in what arithmetic.
+
+    Raises:
+        ConfigError, CheckpointError, CalibrationError.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | EarlyExitT5 | ServedModel,
+        options: EngineOptions | None = None,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        **named: Any,
+    ) -> None:
+        self.options = replace(options or EngineOptions(), **named)
+        self.model = model if isinstance(model, ServedModel) else served(model, device, dtype)
+        spec, options = self.model.spec, self.options
+        self.slots = Slots(
+            spec, options.max_batch, self.model.max_target, self.model.max_source, self.model.device, options.poison
+        )
+        self.runner = EagerRunner(spec, self.slots)
+        self.clock = Clock()
+        self._exits = Exits(
+            spec, list(self.model.exit_layers), options.max_batch, self.model.max_target, self.model.device
+        )
+        self._machine = Machine(
+            runner=self.runner,
+            exits=self._exits,
+            head=make_head(options.head, options.head_k, self.runner),
+            buckets=options.ladder,
+            checked=frozenset(self.model.exit_layers),
+            classifier=self.model.classifier or _no_classifier,
+            record=options.record_confidences,
+            clock=self.clock,
+        )
+        self._prefill = Prefill(
+            self.model.encode, self.runner, options.prefill_rows, options.source_multiple, self.model.device
+        )
+        self.cross_cache = CrossCache(options.cross_cache_rows)
+        identity = self.model.identity
+        self._certificates = Certificates(
+            self.model.artifacts, None if identity is None else replace(identity, head=options.head.value), options.rule
+        )
+        self._choice = RuleChoice(options, self._machine)
+        self._waiting = Waiting(options.max_waiting)
+        self._running: list[Row] = []
+        self._parked: list[EngineWave] = []
+        self._rows: dict[str, Row] = {}
+        self._ended: list[Row] = []
+        self._kept: list[Answer] = []  # of others, while a stream was read
+        self._arrivals = 0
+
+    # requests
+
+    def add_request(
+        self, source: Source, options: RequestOptions | None = None, *, name: str | None = None, **named: Any
+    ) -> str:
+        """Queue a request; returns its id, which is ``name`` if that is given.
+
+        Single options can be given by name: ``tolerance=0.05``.
+
+        Raises:
+            QueueFull: too many requests wait.
+            ConfigError, DataError, CalibrationError: the request cannot be served as it is asked for.
+        """
+        asked = replace(options or RequestOptions(), **named)
+        name = f"request-{self._arrivals}" if name is None else name
+        if name in self._rows:
+            raise ConfigError(f"request id {name!r} is in use; give another")
+        limit = self._limit(asked)
+        policy, certified = self._certificates.resolve(asked)
+        self._check(policy)
+        ids = self._ids(source)
+        row = Row(
+            id=name,
+            number=self._arrivals,
+            source=ids,
+            options=asked,
+            policy=policy,
+            certified=certified,
+            limit=limit,
+            next_input=self.model.spec.start_token_id,
+            key=source_key(ids),
+        )
+        self._waiting.add(row)
+        self._rows[name] = row
+        self._arrivals += 1
+        return name
+
+    def abort(self, name: str) -> bool:
+        """Cancel a request wherever it is; its answer comes with the next step. False when it is over or unknown."""
+        row = self._rows.get(name)
+        if row is None or row.over:
+            return False
+        if row.status is Status.waiting:
+            self._waiting.remove(row)
+        self._end(row, Status.cancelled, Reason.cancelled)
+        return True
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` has anything to do or to tell."""
+        return bool(self._waiting or self._running or self._ended or self._kept)
+
+    # decoding
+
+    @torch.inference_mode()
+    def step(self) -> Step:
+        """Admit who fits, take one wave through the layers, end who is done."""
+        if not self.has_work:
+            return Step([], [], None)
+        self.clock.begin()
+        self.clock("schedule")
+        admitted, calls = self._admit()
+        rows, said = len(self._running), []
+        if self._running:
+            said = self._take(self._wave())
+        parked = sum(wave.size for wave in self._parked)
+        answers = self._answers()
+        return Step(said, answers, self.clock.end(rows, len(said), parked, admitted, calls))
+
+    def generate(self, sources: Sequence[Source], options: RequestOptions | None = None, **named: Any) -> list[Answer]:
+        """Answers in the order of ``sources``; requests that fail have status ``failed``. The queue may be shorter.
+
+        Raises ConfigError when the engine has other work.
+        """
+        if self.has_work:
+            raise ConfigError("generate needs an idle engine; use add_request and step beside other requests")
+        asked = replace(options or RequestOptions(), **named)
+        todo = list(enumerate(sources))[::-1]
+        names: dict[str, int] = {}
+        answers: dict[int, Answer] = {}
+        while todo or self.has_work:
+            while todo and len(self._waiting) < self.options.max_waiting:
+                number, source = todo.pop()
+                names[self.add_request(source, asked)] = number
+            for answer in self.step().answers:
+                answers[names[answer.id]] = answer
+        return [answers[i] for i in range(len(sources))]
+
+    def stream(self, source: Source, options: RequestOptions | None = None, **named: Any) -> Iterator[str]:
+        """Pieces of one answer's text as they come; other requests go on beside it and keep their answers waiting.
+
+        Raises CalmError when the request fails.
+        """
+        name = self.add_request(source, options, **named)
+        row, told = self._rows[name], ""
+        others: list[Answer] = []
+        try:
+            while not row.over:
+                others += [answer for answer in self.step().answers if answer.id != name]
+                text = visible_text(row, self.model.to_text)
+                if len(text) > len(told):
+                    yield text[len(told) :]
+                    told = text
+        finally:
+            self.abort(name)
+            self._kept += others
+        if row.status is Status.failed:
+            raise CalmError(row.error)
+
+    # the parts of a step
+
+    def _admit(self) -> tuple[int, int]:
+        """Fill free slots from the queue, first come first served; returns admitted rows and encoder calls."""
+        admitted = calls = 0
+        while self.slots.free and self._waiting:
+            known = self._waiting.first.key in self.cross_cache
+            if not known and calls == self.options.prefill_calls:
+                break  # decoding rows do not wait for more than this
+            calls += 0 if known else 1
+            room = min(self.options.prefill_rows, self.slots.free)
+            for row, kv in self._encoded(self._waiting.group(room, self._prefill.padded, self.cross_cache)):
+                row.slot = self.slots.take()
+                self.slots.put_source(row.slot, *kv)
+                self._exits.put(row.slot, row.policy, row.id)
+                row.status, row.admitted = Status.running, time.perf_counter()
+                self._running.append(row)
+                admitted += 1
+        self.clock("prefill")
+        return admitted, calls
+
+    def _encoded(self, rows: list[Row]) -> list[tuple[Row, CrossKV]]:
+        """Cross K/V of rows that were just taken from the queue; a row whose encoding raises fails alone."""
+        kept = self.cross_cache.get(rows[0].key)
+        if kept is not None:
+            return [(rows[0], kept)]
+        try:
+            found = self._prefill([row.source for row in rows])
+        except Exception as error:
+            if len(rows) == 1:
+                self._fail(rows[0], error)
+                return []
+            return [pair for row in rows for pair in self._encoded([row])]
+        for row, kv in zip(rows, found, strict=True):
+            self.cross_cache.put(row.key, kv)
+        return list(zip(rows, found, strict=True))
+
+    def _wave(self) -> Spoken:
+        """The wave whose turn it is, taken through the layers."""
+        rule = self._choice.rule(len(self._running), bool(self._parked))
+        waiting = {id(row) for wave in self._parked for row in wave.rows}
+        fresh = [row for row in self._running if id(row) not in waiting]
+        resumed = next_parked(self._parked, rule, len(fresh))
+        if resumed is not None:
+            self._parked.remove(resumed)
+        involved = fresh if resumed is None else resumed.rows
+        try:
+            wave = EngineWave(self._machine, rule, fresh) if resumed is None else resumed
+            climb(wave, rule, self.model.spec.num_layers, self._parked, patient=resumed is None)
+            assert wave.spoken is not None
+            return wave.spoken
+        except Exception as error:
+            return self._without_poison(involved, rule, error)
+
+    def _without_poison(self, rows: list[Row], rule: Rule, error: Exception) -> Spoken:
+        """After a wave raised: each of its rows by itself finds those that raise; the others go on together.
+
+        A step writes nothing that a repetition does not write again. Rows that had joined the wave on its way are
+        parked no more and start their step anew.
+        """
+        self._parked.clear()
+        sound = []
+        for row in list(self._running):
+            try:
+                self._climbed([row], rule, self._machine.bucket(len(rows)))
+                sound.append(row)
+            except Exception as own:
+                self._fail(row, own)
+        try:
+            return self._climbed(sound, rule)
+        except Exception as still:  # it takes several of them: none can be told to be sound
+            for row in sound:
+                self._fail(row, still)
+            return Spoken.nothing()
+
+    def _climbed(self, rows: list[Row], rule: Rule, bucket: int | None = None) -> Spoken:
+        """One wave of these rows to its end, without parking."""
+        if not rows:
+            return Spoken.nothing()
+        wave = EngineWave(self._machine, rule, rows, bucket)
+        climb(wave, rule, self.model.spec.num_layers, [], patient=False)
+        assert wave.spoken is not None
+        return wave.spoken
+
+    def _take(self, spoken: Spoken) -> list[tuple[str, int]]:
+        """Hand tokens and layers to their rows; end those that are done."""
+        said = []
+        logits: Tensor | None = None
+        now = time.perf_counter()
+        for i, row in enumerate(spoken.rows):
+            token: int | None = spoken.tokens[i]
+            if not row.options.greedy or row.step + 1 < row.options.min_tokens:
+                if logits is None:
+                    logits = self.runner.logits(spoken.hidden)
+                token = choose(logits[i], row.step, row.options, row.seed, [self.model.spec.eos_token_id])
+            if token is None or token == NOTHING:
+                self._fail(row, CalmError("the logits are not finite"))
+                continue
+            row.record(token, spoken.crossing[i], spoken.emission[i], spoken.executed[i], spoken.involuntary[i])
+            if spoken.confidences is not None:
+                row.confidences.append(tuple(spoken.confidences[i]))
+            row.first_token = row.first_token or now
+            said.append((row.id, token))
+            reason = end_of(row, self.model.spec.eos_token_id, self.model.to_text)
+            if reason is not None:
+                self._end(row, Status.finished, reason)
+        return said
+
+    def _fail(self, row: Row, error: Exception) -> None:
+        line = " ".join(str(error).split()) or type(error).__name__
+        self._end(row, Status.failed, Reason.failed, line)
+
+    def _end(self, row: Row, status: Status, reason: Reason, error: str = "") -> None:
+        """A row is over, wherever it was: its slot is free at once."""
+        row.end(status, reason, error)
+        if row.slot >= 0:
+            self._running.remove(row)
+            self._parked = [wave for wave in self._parked if wave.drop(row)]
+            self._exits.clear(row.slot)
+            self.slots.give_back(row.slot)
+        self._ended.append(row)
+
+    def _answers(self) -> list[Answer]:
+        """Answers of the rows that ended; the others move together, so that a batch is the first slots."""
+        answers, self._kept = self._kept, []
+        for row in self._ended:
+            answers.append(row.answer(self.model.to_text, self.model.spec.num_layers))
+            del self._rows[row.id]
+        self._ended.clear()
+        if not self._parked:  # a parked wave knows its slots by number
+            self._running.sort(key=lambda row: row.slot)
+            for place, row in enumerate(self._running):
+                if row.slot != place and place not in self.slots.taken:
+                    self.slots.move(row.slot, place)
+                    self._exits.move(row.slot, place)
+                    row.slot = place
+        return answers
+
+    # checks of a request
+
+    def _limit(self, asked: RequestOptions) -> int:
+        longest = self.model.max_target
+        if (asked.max_tokens or 1) > longest:
+            raise ConfigError(f"max_tokens={asked.max_tokens} is above the model's {longest}; give at most {longest}")
+        limit = asked.max_tokens or longest
+        if asked.min_tokens > limit:
+            raise ConfigError(f"min_tokens={asked.min_tokens} is above the {limit} tokens that the answer may have")
+        return limit
+
+    def _check(self, policy: Policy) -> None:
+        num_layers = self.model.spec.num_layers
+        if isinstance(policy, Oracle):
+            raise ConfigError(
+                "policy 'oracle' needs every layer of every token, which no engine saves; decode with calm"
+            )
+        fixed_depth(policy, "", 0, num_layers)
+        if not isinstance(policy, Confident):
+            return
+        if policy.measure is Measure.classifier and self.model.classifier is None:
+            raise ConfigError(
+                "measure 'classifier' needs a trained exit classifier and this model has none; "
+                "run python -m train stage=classifier checkpoint=<folder>"
+            )
+        threshold = policy.schedule.threshold
+        if isinstance(threshold, tuple) and len(threshold) != num_layers - 1:
+            raise ConfigError(f"{len(threshold)} thresholds for {num_layers} layers; give one or {num_layers - 1}")
+
+    def _ids(self, source: Source) -> tuple[int, ...]:
+        """Ids of a source. Text is cut to the model's length; ids must fit and lie in the vocabulary."""
+        if isinstance(source, str):
+            return tuple(self.model.to_ids(source))
+        ids = tuple(source)
+        if not ids:
+            raise DataError("a source of ids is empty; it needs at least the end-of-sequence id")
+        wrong = next((token for token in ids if type(token) is not int or not 0 <= token < self._vocabulary), None)
+        if wrong is not None:
+            raise DataError(f"source id {wrong!r} is none: ids are whole numbers from 0 to {self._vocabulary - 1}")
+        if len(ids) > self.model.max_source:
+            raise DataError(f"the source has {len(ids)} ids, the model takes {self.model.max_source}; shorten it")
+        return ids
+
+    @property
+    def _vocabulary(self) -> int:
+        return self.model.spec.vocab_size
+
+
+def _no_classifier(hidden: Tensor) -> Tensor:
+    raise ConfigError("the model has no exit classifier")

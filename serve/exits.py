@@ -1,0 +1,83 @@
+"""Each row's policy as numbers that sit on the device: when it may leave, by layer and position.
+
+A policy is turned into tables once, at admission; inside the layer loop nobody asks an object.
+"""
+
+from collections import Counter
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from calm.config import Measure
+from calm.models.base import DecoderSpec
+from calm.policies import Confident, Policy, fixed_depth
+
+MEASURES = tuple(Measure)
+
+
+class Exits:
+    """Policies of the rows in ``count`` slots, and of the padding slot after them.
+
+    Attributes:
+        thresholds: (count + 1, N, L); what a confidence must reach after a layer at a position; +inf where it may
+            not leave: no exit layer, the last layer, a threshold of 1.
+        depths: (count + 1, N); depth that the policy fixes at a position, 0 where confidences decide.
+        measures: (count + 1,); index into ``MEASURES``, -1 without one.
+    """
+
+    def __init__(
+        self, spec: DecoderSpec, exit_layers: list[int], count: int, max_target: int, device: torch.device
+    ) -> None:
+        self._num_layers, self._exit_layers, self._length = spec.num_layers, exit_layers, max_target
+        self.thresholds = torch.full((count + 1, max_target, spec.num_layers), float("inf"), device=device)
+        self.depths = torch.zeros((count + 1, max_target), dtype=torch.long, device=device)
+        self.measures = torch.full((count + 1,), -1, device=device)
+        self._used: dict[int, tuple[Measure, int]] = {}
+        self._counts: Counter[tuple[Measure, int]] = Counter()
+
+    @property
+    def present(self) -> list[tuple[Measure, int]]:
+        """Measures, with the run length of ``agreement``, that some row is asked for."""
+        return list(self._counts)
+
+    def put(self, slot: int, policy: Policy, row_id: str) -> None:
+        """Raise ConfigError for a depth outside 1..L."""
+        self.clear(slot)
+        depths = [fixed_depth(policy, row_id, step, self._num_layers) or 0 for step in range(self._length)]
+        self.depths[slot] = torch.tensor(depths)
+        if isinstance(policy, Confident) and not policy.schedule.exits_off:
+            table = torch.full((self._length, self._num_layers), float("inf"))
+            for step in range(self._length):
+                for layer in self._exit_layers:
+                    table[step, layer - 1] = policy.schedule.at(step, layer)
+            self.thresholds[slot] = table
+            self.measures[slot] = MEASURES.index(policy.measure)
+            self._used[slot] = (policy.measure, policy.agreement_k)
+            self._counts[self._used[slot]] += 1
+
+    def move(self, source: int, target: int) -> None:
+        for tensor in (self.thresholds, self.depths, self.measures):
+            tensor[target] = tensor[source]
+        if source in self._used:
+            self._used[target] = self._used.pop(source)
+        self._blank(source)
+
+    def clear(self, slot: int) -> None:
+        if slot in self._used:
+            used = self._used.pop(slot)
+            self._counts[used] -= 1
+            if not self._counts[used]:
+                del self._counts[used]
+        self._blank(slot)
+
+    def _blank(self, slot: int) -> None:
+        self.thresholds[slot] = float("inf")
+        self.depths[slot] = 0
+        self.measures[slot] = -1
+
+    def at(
+        self, slots: Int[Tensor, " batch"], steps: Int[Tensor, " batch"]
+    ) -> tuple[Float[Tensor, "batch layers"], Int[Tensor, " batch"], Int[Tensor, " batch"]]:
+        """Thresholds, depths and measures of rows at their positions."""
+        return self.thresholds[slots, steps], self.depths[slots, steps], self.measures[slots]

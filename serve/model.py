@@ -1,0 +1,93 @@
+"""What an engine is handed instead of a model: tensors, an encoder to call, text in and out, certificates.
+
+Nothing here imports transformers; ``served`` asks calm for a model folder, which does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from calm.calibration.artifact import Artifact
+from calm.calibration.identity import ModelIdentity
+from calm.models.base import DecoderSpec
+
+from .prefill import Encode
+
+if TYPE_CHECKING:
+    from calm.models.t5 import EarlyExitT5
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model as the engine sees it.
+
+    Attributes:
+        spec: the decoder.
+        encode: ids and mask -> hidden states of the encoder.
+        classifier: hidden -> P(exit), fp32; None before it is trained.
+        to_ids, to_text: a source's text to ids (EOS last, cut to ``max_source``), ids to text.
+        exit_layers: layers after which a row may leave.
+        max_source, max_target: tokens; ``max_target`` is N.
+        artifacts: certificates of the folder; ``identity`` says what it is, None for a model without a folder.
+    """
+
+    spec: DecoderSpec
+    encode: Encode
+    classifier: Callable[[Tensor], Tensor] | None
+    to_ids: Callable[[str], list[int]]
+    to_text: Callable[[Sequence[int]], str]
+    exit_layers: tuple[int, ...]
+    max_source: int
+    max_target: int
+    artifacts: tuple[Artifact, ...] = ()
+    identity: ModelIdentity | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.spec.tensors["embed"].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.spec.tensors["1.self_k"].dtype
+
+
+def served(
+    model: str | Path | EarlyExitT5, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> ServedModel:
+    """A model folder, or a model that is loaded already (its own device and dtype then count), ready to be served.
+
+    Raises:
+        CheckpointError: the folder cannot be loaded.
+        CalibrationError: an artifact in it is damaged.
+    """
+    from calm.calibration.artifact import load_artifacts
+    from calm.data.text import decode_ids, encode_source
+    from calm.models.folder import load
+    from calm.models.t5 import export_spec
+
+    artifacts: list[Artifact] = []
+    identity = None
+    if isinstance(model, str | Path):
+        folder = model
+        model = load(folder, device, dtype)
+        artifacts = load_artifacts(folder)
+        identity = ModelIdentity.of(model, folder, dtype=str(dtype).removeprefix("torch."))
+    tokenizer, settings = model.tokenizer, model.settings
+    return ServedModel(
+        spec=export_spec(model),
+        encode=model.encode,
+        classifier=model.classifier if settings.has_classifier else None,
+        to_ids=lambda text: encode_source(tokenizer, text, settings),
+        to_text=lambda ids: decode_ids(tokenizer, ids),
+        exit_layers=tuple(settings.exit_layers),
+        max_source=settings.max_source_tokens,
+        max_target=settings.max_target_tokens,
+        artifacts=tuple(artifacts),
+        identity=identity,
+    )

@@ -1,0 +1,90 @@
+"""From source ids to cross-attention K/V: the encoder once per source, or not at all when it was seen before."""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from .runner import Runner
+
+Encode = Callable[[Int[Tensor, "rows source"], Bool[Tensor, "rows source"]], Float[Tensor, "rows source d_model"]]
+CrossKV = tuple[Tensor, Tensor]  # keys and values, (layers, heads, source, d_kv) each
+
+
+def source_key(source: Sequence[int]) -> bytes:
+    """Name of a source: a hash of its ids."""
+    return hashlib.blake2b(b",".join(str(token).encode() for token in source), digest_size=16).digest()
+
+
+class CrossCache:
+    """Cross K/V of the sources used last, at most ``rows`` of them."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._kept: OrderedDict[bytes, CrossKV] = OrderedDict()
+        self.hits = 0
+        self.misses = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._kept
+
+    def get(self, key: bytes) -> CrossKV | None:
+        found = self._kept.get(key)
+        if found is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._kept.move_to_end(key)
+        return found
+
+    def put(self, key: bytes, kv: CrossKV) -> None:
+        if not self._rows:
+            return
+        self._kept[key] = kv
+        self._kept.move_to_end(key)
+        while len(self._kept) > self._rows:
+            self._kept.popitem(last=False)
+
+
+class Prefill:
+    """Encodes sources in calls of one shape each: ``rows`` x a multiple of ``multiple`` tokens.
+
+    A source's padded length is its own, and a call has ``rows`` rows whoever is in it: what a source encodes to
+    does not depend on its mates, to the bit.
+    """
+
+    def __init__(
+        self,
+        encode: Encode,
+        runner: Runner,
+        rows: int,
+        multiple: int,
+        device: torch.device,
+    ) -> None:
+        self._encode, self._runner, self.rows, self._multiple = encode, runner, rows, multiple
+        self._device = device
+
+    def padded(self, length: int) -> int:
+        """Tokens that a source of this length is padded to."""
+        return min(-(-length // self._multiple) * self._multiple, self._runner.slots.max_source)
+
+    def __call__(self, sources: Sequence[Sequence[int]]) -> list[CrossKV]:
+        """Cross K/V of at most ``rows`` sources of one padded length."""
+        length = self.padded(max(len(source) for source in sources))
+        ids = torch.zeros((self.rows, length), dtype=torch.long, device=self._device)
+        mask = torch.zeros((self.rows, length), dtype=torch.bool, device=self._device)
+        mask[:, 0] = True  # a row without any position would be NaN
+        for i, source in enumerate(sources):
+            ids[i, : len(source)] = torch.tensor(list(source), device=self._device)
+            mask[i, : len(source)] = True
+        keys, values = self._runner.cross(self._encode(ids, mask))
+        return [
+            (keys[:, i, :, : len(source)].clone(), values[:, i, :, : len(source)].clone())
+            for i, source in enumerate(sources)
+        ]

@@ -1,0 +1,164 @@
+"""What runs layers. A runner is handed slots, positions and hidden states of a bucket; it knows no request and no rule.
+
+``EagerRunner`` is plain torch over a DecoderSpec. A compiled or a captured runner has the same five verbs: shapes are
+those of a bucket and of the slots, never of the rows in it, and nothing here reads a value back to the host but
+``told``, which a runner that decides on the device answers with False.
+"""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from calm.batch_layers import activation, rms_norm
+from calm.models.base import DecoderSpec
+
+from .slots import Slots
+
+
+class Runner(Protocol):
+    """The verbs of a decode step. Layers count from 1; B is a bucket."""
+
+    spec: DecoderSpec
+    slots: Slots
+
+    def embed(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, "batch d_model"]: ...
+
+    def layer(
+        self,
+        layer: int,
+        hidden: Float[Tensor, "batch d_model"],
+        slots: Int[Tensor, " batch"],
+        steps: Int[Tensor, " batch"],
+        prefix: bool,
+    ) -> Float[Tensor, "batch d_model"]:
+        """One layer; writes K and V at each row's position. ``prefix``: the slots are 0, 1, 2, ... B-1."""
+        ...
+
+    def backfill(
+        self,
+        hidden: Float[Tensor, "batch d_model"],
+        slots: Int[Tensor, " batch"],
+        steps: Int[Tensor, " batch"],
+        written: Int[Tensor, " batch"],
+        above: int,
+    ) -> None:
+        """K and V of the layers above ``written`` (per row) from ``hidden``; no row has less than ``above`` written."""
+        ...
+
+    def logits(self, hidden: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocab"]: ...
+
+    def cross(
+        self, encoder_hidden: Float[Tensor, "rows source d_model"]
+    ) -> tuple[Float[Tensor, "layers rows heads source d_kv"], Float[Tensor, "layers rows heads source d_kv"]]:
+        """K and V of the cross-attention of every layer."""
+        ...
+
+    def told(self, flag: Bool[Tensor, ""]) -> bool: ...
+
+
+class EagerRunner:
+    """Plain eager torch: the engine's reference runner."""
+
+    def __init__(self, spec: DecoderSpec, slots: Slots) -> None:
+        self.spec, self.slots = spec, slots
+        self._bias = self._bias_table(slots.max_target)
+
+    def _bias_table(self, length: int) -> Float[Tensor, "query heads 1 keys"]:
+        """Relative bias of every position, -inf on those that are still to come."""
+        table = self.spec.tensors["bias"]  # (buckets, H)
+        full = torch.full(
+            (length, self.spec.num_heads, 1, length), float("-inf"), dtype=table.dtype, device=table.device
+        )
+        for step in range(length):
+            full[step, :, 0, : step + 1] = table[self.spec.bias_row(step).to(table.device)].t()
+        return full
+
+    def embed(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, "batch d_model"]:
+        return F.embedding(tokens, self.spec.tensors["embed"])
+
+    def layer(
+        self,
+        layer: int,
+        hidden: Float[Tensor, "batch d_model"],
+        slots: Int[Tensor, " batch"],
+        steps: Int[Tensor, " batch"],
+        prefix: bool,
+    ) -> Float[Tensor, "batch d_model"]:
+        tensors, eps = self.spec.tensors, self.spec.norm_eps
+        normed = rms_norm(hidden, tensors[f"{layer}.self_norm"], eps)
+        self._put(layer, normed, slots, steps)
+        keys = self._rows(self.slots.keys[layer - 1], slots, prefix)
+        values = self._rows(self.slots.values[layer - 1], slots, prefix)
+        hidden = hidden + self._attend(f"{layer}.self", normed, keys, values, self._bias[steps])
+        normed = rms_norm(hidden, tensors[f"{layer}.cross_norm"], eps)
+        keys = self._rows(self.slots.cross_keys[layer - 1], slots, prefix)
+        values = self._rows(self.slots.cross_values[layer - 1], slots, prefix)
+        mask = self._rows(self.slots.source_bias, slots, prefix)
+        hidden = hidden + self._attend(f"{layer}.cross", normed, keys, values, mask)
+        return hidden + self._feed_forward(layer, rms_norm(hidden, tensors[f"{layer}.ffn_norm"], eps))
+
+    def backfill(
+        self,
+        hidden: Float[Tensor, "batch d_model"],
+        slots: Int[Tensor, " batch"],
+        steps: Int[Tensor, " batch"],
+        written: Int[Tensor, " batch"],
+        above: int,
+    ) -> None:
+        for layer in range(above + 1, self.spec.num_layers + 1):
+            # a row that has this layer's K/V writes nowhere
+            target = torch.where(written < layer, slots, self.slots.padding)
+            normed = rms_norm(hidden, self.spec.tensors[f"{layer}.self_norm"], self.spec.norm_eps)
+            self._put(layer, normed, target, steps)
+
+    def logits(self, hidden: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocab"]:
+        normed = rms_norm(hidden, self.spec.tensors["final_norm"], self.spec.norm_eps)
+        if self.spec.head_scale != 1.0:
+            normed = normed * self.spec.head_scale
+        return F.linear(normed, self.spec.tensors["head"])
+
+    def cross(
+        self, encoder_hidden: Float[Tensor, "rows source d_model"]
+    ) -> tuple[Float[Tensor, "layers rows heads source d_kv"], Float[Tensor, "layers rows heads source d_kv"]]:
+        shape = (*encoder_hidden.shape[:2], self.spec.num_heads, self.spec.d_kv)
+        keys, values = (
+            torch.stack(
+                [
+                    F.linear(encoder_hidden, self.spec.tensors[f"{layer}.{name}"]).view(shape).transpose(1, 2)
+                    for layer in range(1, self.spec.num_layers + 1)
+                ]
+            )
+            for name in ("cross_k", "cross_v")
+        )
+        return keys, values
+
+    def told(self, flag: Bool[Tensor, ""]) -> bool:
+        return bool(flag)
+
+    def _rows(self, pool: Tensor, slots: Tensor, prefix: bool) -> Tensor:
+        return pool[: slots.shape[0]] if prefix else pool.index_select(0, slots)
+
+    def _put(self, layer: int, normed: Tensor, slots: Tensor, steps: Tensor) -> None:
+        shape = (normed.shape[0], self.spec.num_heads, self.spec.d_kv)
+        tensors = self.spec.tensors
+        self.slots.keys[layer - 1][slots, :, steps] = F.linear(normed, tensors[f"{layer}.self_k"]).view(shape)
+        self.slots.values[layer - 1][slots, :, steps] = F.linear(normed, tensors[f"{layer}.self_v"]).view(shape)
+
+    def _attend(self, name: str, normed: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+        batch, heads, d_kv = normed.shape[0], self.spec.num_heads, self.spec.d_kv
+        query = F.linear(normed, self.spec.tensors[f"{name}_q"]).view(batch, heads, 1, d_kv)
+        scores = query @ keys.transpose(2, 3) * self.spec.attention_scale + bias  # (B, H, 1, keys)
+        mixed = (scores.softmax(dim=-1) @ values).reshape(batch, heads * d_kv)
+        return F.linear(mixed, self.spec.tensors[f"{name}_o"])
+
+    def _feed_forward(self, layer: int, normed: Tensor) -> Tensor:
+        tensors = self.spec.tensors
+        inner = activation(self.spec.activation, F.linear(normed, tensors[f"{layer}.ffn_up"]))
+        if self.spec.gated:
+            gate = activation(self.spec.activation, F.linear(normed, tensors[f"{layer}.ffn_gate"]))
+            inner = gate * F.linear(normed, tensors[f"{layer}.ffn_up"])
+        down = tensors[f"{layer}.ffn_down"]
+        return F.linear(inner.to(down.dtype), down).to(normed.dtype)

@@ -1,0 +1,54 @@
+"""Who waits and who is next: a bounded first-come-first-served queue, and which sources are encoded together."""
+
+from collections import deque
+from collections.abc import Callable, Container, Iterator
+
+from calm.errors import CalmError
+
+from .requests import Row
+
+
+class QueueFull(CalmError, RuntimeError):
+    """The engine has as many waiting requests as it takes; try again later."""
+
+
+class Waiting:
+    """Requests that wait for a slot, in order of arrival."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._rows: deque[Row] = deque()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows)
+
+    def add(self, row: Row) -> None:
+        """Raises QueueFull."""
+        if len(self._rows) >= self._limit:
+            raise QueueFull(f"{self._limit} requests wait already; send it again later")
+        self._rows.append(row)
+
+    def remove(self, row: Row) -> None:
+        self._rows.remove(row)
+
+    @property
+    def first(self) -> Row:
+        return self._rows[0]
+
+    def group(self, rows: int, padded: Callable[[int], int], known: Container[bytes]) -> list[Row]:
+        """At most ``rows`` requests that are encoded together; they leave the queue.
+
+        The first in line is always among them; a request whose source is ``known`` needs no encoder and goes alone.
+        The others are those of the first one's padded length, in order. So nobody is passed over for longer than it
+        takes to become first.
+        """
+        if self.first.key in known:
+            return [self._rows.popleft()]
+        length = padded(len(self.first.source))
+        chosen = [row for row in self._rows if padded(len(row.source)) == length and row.key not in known][:rows]
+        names = {id(row) for row in chosen}
+        self._rows = deque(row for row in self._rows if id(row) not in names)
+        return chosen

@@ -1,0 +1,121 @@
+"""Where a row's K and V live: one slot per running row, reserved whole when the row is admitted.
+
+A slot holds the self-attention K/V of every layer for all N positions, the cross-attention K/V of the source and
+the source's mask. Nothing grows and nothing is concatenated. The last slot belongs to nobody: padding rows write there.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from calm.errors import CalmError
+from calm.models.base import DecoderSpec
+
+
+class SlotError(CalmError, RuntimeError):
+    """A slot was taken or given back twice: a fault of the engine."""
+
+
+class Slots:
+    """K/V of ``count`` rows.
+
+    Attributes:
+        keys, values: (L, count + 1, H, N, d_kv).
+        cross_keys, cross_values: (L, count + 1, H, S, d_kv).
+        source_bias: (count + 1, 1, 1, S): 0 on the source, -inf beyond it.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        count: int,
+        max_target: int,
+        max_source: int,
+        device: torch.device,
+        poison: bool = False,
+    ) -> None:
+        self.count, self.max_target, self.max_source = count, max_target, max_source
+        self._poison = poison
+        dtype = spec.tensors["1.self_k"].dtype
+        own = (spec.num_layers, count + 1, spec.num_heads, max_target, spec.d_kv)
+        cross = (spec.num_layers, count + 1, spec.num_heads, max_source, spec.d_kv)
+        self.keys, self.values = (torch.zeros(own, dtype=dtype, device=device) for _ in range(2))
+        self.cross_keys, self.cross_values = (torch.zeros(cross, dtype=dtype, device=device) for _ in range(2))
+        self.source_bias = torch.zeros((count + 1, 1, 1, max_source), dtype=dtype, device=device)
+        self._taken: set[int] = set()
+        for slot in range(count):
+            self._spoil(slot)
+
+    @property
+    def padding(self) -> int:
+        """The slot of rows that are none."""
+        return self.count
+
+    @property
+    def taken(self) -> frozenset[int]:
+        return frozenset(self._taken)
+
+    @property
+    def free(self) -> int:
+        return self.count - len(self._taken)
+
+    def take(self) -> int:
+        """The lowest free slot, empty.
+
+        Raises:
+            SlotError: none is free.
+        """
+        for slot in range(self.count):
+            if slot not in self._taken:
+                self._taken.add(slot)
+                self._clear(slot)
+                return slot
+        raise SlotError("no slot is free")
+
+    def give_back(self, slot: int) -> None:
+        """Raise SlotError when nobody has it."""
+        if slot not in self._taken:
+            raise SlotError(f"slot {slot} is given back but was not taken")
+        self._taken.remove(slot)
+        self._spoil(slot)
+
+    def move(self, source: int, target: int) -> None:
+        """Give a row's slot up for a lower free one: the rows of a batch stay neighbours, so that views need no copy.
+
+        Raises:
+            SlotError: ``source`` is not taken or ``target`` is.
+        """
+        if source not in self._taken or target in self._taken:
+            raise SlotError(f"slot {source} cannot move to {target}")
+        for tensor in (self.keys, self.values, self.cross_keys, self.cross_values):
+            tensor[:, target] = tensor[:, source]
+        self.source_bias[target] = self.source_bias[source]
+        self._taken.add(target)
+        self.give_back(source)
+
+    def put_source(
+        self,
+        slot: int,
+        keys: Float[Tensor, "layers heads source d_kv"],
+        values: Float[Tensor, "layers heads source d_kv"],
+    ) -> None:
+        """Cross K/V of a source, without padding."""
+        length = keys.shape[2]
+        self.cross_keys[:, slot, :, :length] = keys
+        self.cross_values[:, slot, :, :length] = values
+        self.source_bias[slot, ..., :length] = 0.0
+
+    def _clear(self, slot: int) -> None:
+        # masked positions count as 0 * value: they must be numbers
+        for tensor in (self.keys, self.values, self.cross_keys, self.cross_values):
+            tensor[:, slot] = 0.0
+        self.source_bias[slot] = float("-inf")
+
+    def _spoil(self, slot: int) -> None:
+        if self._poison:
+            for tensor in (self.keys, self.values, self.cross_keys, self.cross_values):
+                tensor[:, slot] = float("nan")
+
+    def index(self, slots: list[int], bucket: int, device: torch.device) -> Int[Tensor, " bucket"]:
+        """Slots of the rows of a batch, padded to its bucket."""
+        return torch.tensor(slots + [self.padding] * (bucket - len(slots)), device=device)
