@@ -110,7 +110,6 @@ class Pretext(str, Enum):
 
     none = "none"
     gap_sentences = "gap_sentences"
-    spans = "spans"
 
 
 class DecoderName(str, Enum):
