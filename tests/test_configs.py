@@ -62,7 +62,9 @@ def test_every_corpus_composes_with_every_program(name: str) -> None:
 
 @pytest.mark.parametrize("name", choices("experiment"))
 def test_every_experiment_composes(name: str) -> None:
-    assert isinstance(train(f"+experiment={name}"), TrainConfig)
+    goes_on = "/model:" not in (CONF_DIR / "experiment" / f"{name}.yaml").read_text()
+    start = ["checkpoint=folder"] if goes_on else []
+    assert isinstance(train(f"+experiment={name}", *start), TrainConfig)
 
 
 @pytest.mark.parametrize(

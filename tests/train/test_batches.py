@@ -29,6 +29,15 @@ def test_an_epoch_is_every_row_once_and_a_function_of_seed(count: int, batch_siz
     assert again.next(Position(0, batches - 1)) == seen[-1]
 
 
+def test_with_one_row_per_family_an_epoch_is_as_long_as_there_are_families() -> None:
+    rows = [Example(str(i), f"family {i % 4}", "a b", "b") for i in range(12)]
+    feed, position = Feed(tiny_model(), rows, 3, 0, one_per_family=True), Position()
+    epochs = [[row for _ in range(2) for row in feed.next(position)] for _ in range(9)]
+    assert position == Position(8, 2)
+    assert all(sorted(row % 4 for row in epoch) == [0, 1, 2, 3] for epoch in epochs)
+    assert {row for epoch in epochs for row in epoch} == set(range(12))
+
+
 @given(st.integers(0, 30), st.integers(1, 4), st.integers(1, 3))
 def test_processes_and_micro_batches_share_a_batch_without_loss(rows: int, world: int, accumulation: int) -> None:
     parts = [part for rank in range(world) for part in Share(rank, world, accumulation).micro_batches(rows)]

@@ -47,6 +47,20 @@ def test_a_run_leaves_the_best_model_and_a_record(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.pkl")) and not list(tmp_path.rglob("*.pt"))
 
 
+def test_a_model_that_goes_on_remembers_every_corpus_it_was_trained_on(tmp_path: Path) -> None:
+    def corpora(name: str) -> list[int]:
+        settings = calm.load(tmp_path / name / "model").settings
+        return [each["size"] for each in [settings.data, *settings.earlier_data]]
+
+    assert train(tiny_config(finetune__steps=1), tmp_path / "first") == 0
+    go_on = {"model": None, "finetune__steps": 1}
+    for name, start, size in (("same", "first", 160), ("other", "same", 150), ("back", "other", 160)):
+        config = tiny_config(checkpoint=str(tmp_path / start / "model"), data__size=size, **go_on)
+        assert train(config, tmp_path / name) == 0
+    assert (corpora("first"), corpora("same")) == ([160], [160])
+    assert (corpora("other"), corpora("back")) == ([150, 160], [160, 150])
+
+
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_the_rate_on_record_is_that_of_the_optimizer_step(tmp_path: Path, accumulation: int) -> None:
     config = tiny_config(

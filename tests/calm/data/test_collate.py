@@ -45,3 +45,13 @@ def test_order_depends_on_seed_and_epoch_and_lengths_are_alike() -> None:
 
 def test_order_is_the_same_on_every_machine() -> None:
     assert length_batches([3, 1, 2, 5, 4], 2, 7, 1) == [[1, 2], [0, 4], [3]]
+
+
+def test_one_row_of_each_family_and_another_one_each_epoch() -> None:
+    families = [f"f{i % 10}" for i in range(30)]
+    epochs = [length_batches([1] * 30, 4, 0, epoch, families=families) for epoch in range(20)]
+    for batches in epochs:
+        rows = [i for batch in batches for i in batch]
+        assert sorted(families[i] for i in rows) == sorted(set(families))
+        assert [len(batch) for batch in batches].count(4) == 2
+    assert {i for batches in epochs for batch in batches for i in batch} == set(range(30))
