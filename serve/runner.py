@@ -59,6 +59,12 @@ class Runner(Protocol):
     def told(self, flag: Bool[Tensor, ""]) -> bool: ...
 
 
+def before_head(spec: DecoderSpec, hidden: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch d_model"]:
+    """What the head's matrix multiplies: normed, and scaled where the checkpoint is tied."""
+    normed = rms_norm(hidden, spec.tensors["final_norm"], spec.norm_eps)
+    return normed if spec.head_scale == 1.0 else normed * spec.head_scale
+
+
 class EagerRunner:
     """Plain eager torch: the engine's reference runner."""
 
@@ -115,10 +121,7 @@ class EagerRunner:
             self._put(layer, normed, target, steps)
 
     def logits(self, hidden: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocab"]:
-        normed = rms_norm(hidden, self.spec.tensors["final_norm"], self.spec.norm_eps)
-        if self.spec.head_scale != 1.0:
-            normed = normed * self.spec.head_scale
-        return F.linear(normed, self.spec.tensors["head"])
+        return F.linear(before_head(self.spec, hidden), self.spec.tensors["head"])
 
     def cross(
         self, encoder_hidden: Float[Tensor, "rows source d_model"]

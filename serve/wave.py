@@ -5,7 +5,7 @@ the wave speaks; the others are packed into the bucket that is left.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -92,7 +92,16 @@ class Climbers:
 
     def and_(self, other: "Climbers") -> "Climbers":
         """The rows of both."""
-        return self._with(lambda mine, theirs: torch.cat([mine, theirs]), other)
+        return self._like(other)._with(lambda mine, theirs: torch.cat([mine, theirs]), other._like(self))
+
+    def _like(self, other: "Climbers") -> "Climbers":
+        """With what only the rows of ``other`` were asked for: these rows have no measure that reads it."""
+        blank = {
+            name: theirs.new_zeros(self.slots.shape + theirs.shape[1:])
+            for name in ("argmax", "run", "candidates")
+            if getattr(self, name) is None and (theirs := getattr(other, name)) is not None
+        }
+        return replace(self, **blank)
 
     def _with(self, change: Callable[[Tensor, Tensor], Tensor], other: "Climbers") -> "Climbers":
         values: dict[str, Any] = {}
@@ -188,7 +197,7 @@ class EngineWave:
     def _confidence(self, layer: int) -> Float[Tensor, " rows"]:
         """Each row's own measure; NaN for rows without one."""
         machine, at = self.machine, self.at
-        state = HeadState(at.candidates)
+        state = HeadState(at.candidates, self.live)
         before = None if at.argmax is None or at.run is None else Seen(at.argmax, at.run)
         view = LayerView(
             layer,
@@ -286,7 +295,7 @@ class EngineWave:
         for measure in HEAD_MEASURES:
             by_head |= at.measures == MEASURES.index(measure)
         early = at.crossed & (emission < last) & (at.depths == 0) & by_head
-        state = HeadState(at.candidates)
+        state = HeadState(at.candidates, self.live)
         tokens = machine.head.emit(at.hidden, early, state)
         self.fallbacks += state.fallbacks
         machine.clock("head")
