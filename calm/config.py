@@ -464,6 +464,7 @@ class Table1Config:
     oracle: bool = True
     backfill: Backfill = Backfill.project
     decoder: DecoderName = DecoderName.batch
+    head: Head = Head.full
     batch_size: int = 64
     bootstrap: int = 1000
     device: Device = Device.auto

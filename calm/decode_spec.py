@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .config import Backfill, DecoderName
+from .config import Backfill, BatchRule, DecoderName, Head
 from .decode import OneDecoder
 from .decode_batch import BatchDecoder
 from .errors import CalmError, ConfigError
@@ -24,7 +24,10 @@ OnRows = Callable[[int], None]  # told how many rows were decoded since the last
 
 @dataclass(frozen=True)
 class DecodeSpec:
-    """What a process needs to decode: a model folder and how. ``dtype`` is float32 or bfloat16."""
+    """What a process needs to decode: a model folder and how. ``dtype`` is float32 or bfloat16.
+
+    ``make`` makes the decoder of ``decoder=engine``: calm does not know the engine. ``head`` and ``rule`` are its.
+    """
 
     folder: str
     device: str = "cpu"
@@ -33,16 +36,29 @@ class DecodeSpec:
     batch_size: int = 64
     backfill: Backfill = Backfill.project
     record_confidences: bool = False
+    head: Head = Head.full
+    rule: BatchRule = BatchRule.own
+    make: "Callable[[EarlyExitT5, DecodeSpec], Decode] | None" = None
 
     def __post_init__(self) -> None:
-        if self.decoder is DecoderName.engine:
-            raise ConfigError("decoder=engine is not available in this version; choose decoder=batch or decoder=one")
+        if self.decoder is DecoderName.engine and self.make is None:
+            raise ConfigError(
+                "decoder=engine is for the programs of eval, such as eval.calibrate and eval.table1; choose batch or one"
+            )
+        if self.decoder is not DecoderName.engine and (self.head, self.rule) != (Head.full, BatchRule.own):
+            raise ConfigError(
+                f"head={self.head.value} with rule={self.rule.value} needs decoder=engine; decoder={self.decoder.value} "
+                "has the full head and decodes each row as it is alone"
+            )
 
     def load(self) -> EarlyExitT5:
         return load(self.folder, self.device, getattr(torch, self.dtype))
 
     def over(self, model: EarlyExitT5) -> Decode:
         """The decoder itself, in this process."""
+        if self.decoder is DecoderName.engine:
+            assert self.make is not None
+            return self.make(model, self)
         if self.decoder is DecoderName.one:
             return OneDecoder(model, backfill=self.backfill, record_confidences=self.record_confidences)
         return BatchDecoder(

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 from calm.cli import program
 from calm.config import CalibrateConfig
 
-from .common import Stamp, choose_device, choose_dtype, choose_model, corpus_settings, finish, open_decoder, say
+from .common import (
+    Stamp,
+    choose_device,
+    choose_dtype,
+    choose_model,
+    corpus_settings,
+    decoder_maker,
+    finish,
+    open_decoder,
+    say,
+)
 
 if TYPE_CHECKING:
     from calm.calibration import Artifact, Certificate
@@ -30,7 +40,10 @@ def run(config: CalibrateConfig, run_dir: Path) -> int:
     from calm.decode_spec import DecodeSpec
 
     wanted = config.calibration
-    spec = DecodeSpec(str(folder), device, dtype, wanted.decoder, wanted.batch_size, wanted.backfill, True)
+    spec = DecodeSpec(
+        str(folder), device, dtype, wanted.decoder, wanted.batch_size, wanted.backfill, True, wanted.head,
+        make=decoder_maker(wanted.decoder),
+    )  # fmt: skip
     bars = Bars()
     with open_decoder(spec, config.processes, bars.rows) as decode:
         if decode is None:

@@ -4,19 +4,20 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calm.config import DataConfig, Device, Precision
+from calm.config import DataConfig, DecoderName, Device, Precision
 from calm.errors import FP16_REFUSED, CheckpointError, ConfigError
 from calm.run_dir import is_first_process
 
 if TYPE_CHECKING:
-    from calm.decode_spec import DecodeSpec, OnRows
+    from calm.decode_spec import Decode, DecodeSpec, OnRows
+    from calm.models.t5 import EarlyExitT5
     from calm.parallel_decode import ParallelDecoder
     from calm.sharded_decode import ShardedDecoder
 
@@ -83,6 +84,15 @@ def corpus_settings(asked: DataConfig | None, trained_on: dict[str, Any]) -> Dat
     if not trained_on.get("name"):
         raise ConfigError("this model folder does not say what it was trained on; choose a corpus with data=NAME")
     return DataConfig.from_values(trained_on)
+
+
+def decoder_maker(name: DecoderName) -> "Callable[[EarlyExitT5, DecodeSpec], Decode] | None":
+    """What makes ``decoder=engine``; None for the decoders that calm has itself."""
+    if name is not DecoderName.engine:
+        return None
+    from serve.decoder import engine_decoder
+
+    return engine_decoder
 
 
 @contextmanager

@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any
 from calm.cli import program
 from calm.config import Table1Config
 
-from .common import Stamp, choose_device, choose_dtype, choose_model, corpus_settings, finish, open_decoder, say
+from .common import (
+    Stamp,
+    choose_device,
+    choose_dtype,
+    choose_model,
+    corpus_settings,
+    decoder_maker,
+    finish,
+    open_decoder,
+    say,
+)
 
 if TYPE_CHECKING:
     from calm.data import Corpus
@@ -37,7 +47,10 @@ def run(config: Table1Config, run_dir: Path) -> int:
     from calm.calibration.bars import Bars
     from calm.decode_spec import DecodeSpec
 
-    spec = DecodeSpec(str(folder), device, dtype, config.decoder, config.batch_size, config.backfill)
+    spec = DecodeSpec(
+        str(folder), device, dtype, config.decoder, config.batch_size, config.backfill, head=config.head,
+        make=decoder_maker(config.decoder),
+    )  # fmt: skip
     bars = Bars()
     with open_decoder(spec, config.processes, bars.rows) as decode:
         if decode is None:
@@ -110,7 +123,9 @@ def _plan(config: Table1Config, folder: Path, model: "EarlyExitT5", dtype: str) 
     corpus = corpus_settings(config.data, model.settings.data).name
     chosen = {**given_thresholds(corpus, _name(model)), **config.given}
     given = {name: value for name, value in chosen.items() if value is not None}
-    identity = ModelIdentity.of(model, folder, dtype=dtype, backfill=config.backfill, decoder=config.decoder)
+    identity = ModelIdentity.of(
+        model, folder, dtype=dtype, backfill=config.backfill, head=config.head, decoder=config.decoder
+    )
     return plan_rows(config, given, model.settings, identity, load_artifacts(folder)), identity.to_json()
 
 

@@ -90,7 +90,12 @@ class Engine:
         self.runner = EagerRunner(spec, self.slots)
         self.clock = Clock()
         self._exits = Exits(
-            spec, list(self.model.exit_layers), options.max_batch, self.model.max_target, self.model.device
+            spec,
+            list(self.model.exit_layers),
+            options.max_batch,
+            self.model.max_target,
+            self.model.device,
+            options.record_confidences,
         )
         self._machine = Machine(
             runner=self.runner,

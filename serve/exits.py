@@ -27,8 +27,15 @@ class Exits:
     """
 
     def __init__(
-        self, spec: DecoderSpec, exit_layers: list[int], count: int, max_target: int, device: torch.device
+        self,
+        spec: DecoderSpec,
+        exit_layers: list[int],
+        count: int,
+        max_target: int,
+        device: torch.device,
+        record: bool = False,
     ) -> None:
+        self._record = record  # then confidences are also measured where a threshold of 1 lets nobody out
         self._num_layers, self._exit_layers, self._length = spec.num_layers, exit_layers, max_target
         self.thresholds = torch.full((count + 1, max_target, spec.num_layers), float("inf"), device=device)
         self.depths = torch.zeros((count + 1, max_target), dtype=torch.long, device=device)
@@ -46,7 +53,7 @@ class Exits:
         self.clear(slot)
         depths = [fixed_depth(policy, row_id, step, self._num_layers) or 0 for step in range(self._length)]
         self.depths[slot] = torch.tensor(depths)
-        if isinstance(policy, Confident) and not policy.schedule.exits_off:
+        if isinstance(policy, Confident) and (self._record or not policy.schedule.exits_off):
             table = torch.full((self._length, self._num_layers), float("inf"))
             for step in range(self._length):
                 for layer in self._exit_layers:

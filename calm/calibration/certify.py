@@ -55,14 +55,13 @@ def check_possible(config: CalibrationConfig, model: EarlyExitT5, dtype: str = "
     """
     if dtype != "float32":
         raise ConfigError(
-            "bf16 certificates need the engine, which is not available in this version; use precision=fp32"
+            "bf16 certificates, which have to be decoded at every batch size that is served, are not available in this "
+            "version; use precision=fp32"
         )
-    if config.decoder is DecoderName.engine:
-        raise ConfigError("calibration.decoder=engine is not available in this version; choose batch or one")
-    if config.head is not Head.full:
+    if config.head is not Head.full and config.decoder is not DecoderName.engine:
         raise ConfigError(
-            f"calibration.head={config.head.value} needs the engine, which is not available in this version; "
-            "use calibration.head=full"
+            f"calibration.head={config.head.value} needs the engine: python -m eval.calibrate checkpoint=<folder> "
+            f"calibration.decoder=engine calibration.head={config.head.value}"
         )
     if Measure.classifier in config.measures and not model.settings.has_classifier:
         others = ",".join(m.value for m in config.measures if m is not Measure.classifier) or Measure.softmax.value

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import calm
-from calm.config import Backfill, DecoderName, Measure
+from calm.config import Backfill, DecoderName, Head, Measure
 from calm.decode_spec import DecodeSpec, Failure, cut
 from calm.environment import usable_cores
 from calm.errors import CalmError, ConfigError
@@ -100,8 +100,10 @@ def test_the_spec_decides_the_decoder(folder: Path, rows: list[Example]) -> None
     policy = Confident(Measure.state, ThresholdSchedule(0.7))
     for a, b in zip(batch.over(model)(rows, policy), calm.OneDecoder(model)(rows, policy), strict=True):
         assert a.tokens == b.tokens
-    with pytest.raises(ConfigError, match="decoder=engine is not available in this version"):
+    with pytest.raises(ConfigError, match="decoder=engine is for the programs of eval"):
         DecodeSpec(str(folder), decoder=DecoderName.engine)
+    with pytest.raises(ConfigError, match="head=screened with rule=own needs decoder=engine"):
+        DecodeSpec(str(folder), head=Head.screened)
     assert DecodeSpec(str(folder), dtype="bfloat16").load().head_weight.dtype.itemsize == 2
 
 

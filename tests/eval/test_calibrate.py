@@ -14,6 +14,7 @@ from calm.calibration import ConsistencyLoss, ModelIdentity, load_artifacts
 from calm.calibration.trained import training_rows
 from calm.checkpoint import verify_manifest
 from calm.config import (
+    Backfill,
     Consistency,
     DataConfig,
     DecoderName,
@@ -31,6 +32,8 @@ from calm.errors import CalibrationError, ConfigError
 from calm.models.folder import save
 from calm.tracking import Tracker, read_metrics
 from eval import calibrate
+from serve.engine import Engine
+from serve.options import RequestOptions
 from train.calibrate import run_calibration
 
 from .conftest import MEASURES, TOLERANCE, calibration_config
@@ -105,6 +108,38 @@ def test_where_nothing_passes_the_status_is_3_and_full_depth_is_certified(
     assert all(artifact.threshold_for(0.05) == 1.0 for artifact in load_artifacts(folder))
 
 
+def test_the_engine_certifies_what_the_batch_decoder_certifies(own_copy: Path, certified: Path, tmp_path: Path) -> None:
+    shutil.rmtree(own_copy / "calibration")
+    config = calibration_config(own_copy, decoder=DecoderName.engine, measures=[Measure.softmax, Measure.state])
+    before = calibration_config(own_copy, measures=[Measure.softmax, Measure.state])
+    assert calibrate.run(config, tmp_path) == 0
+    by_engine = load_artifacts(own_copy)
+    assert {artifact.identity.decoder for artifact in by_engine} == {"engine"}
+    shutil.rmtree(own_copy / "calibration")
+    shutil.rmtree(own_copy.with_name("model-calibration"))
+    assert calibrate.run(before, tmp_path) == 0
+    for engine, batch in zip(by_engine, load_artifacts(own_copy), strict=True):
+        assert engine.grid == pytest.approx(batch.grid, abs=1e-5) and engine.n == batch.n
+        assert engine.mean_losses == pytest.approx(batch.mean_losses, abs=5e-3)
+        assert engine.layers_skipped == pytest.approx(batch.layers_skipped, abs=5e-3)
+        assert max(batch.layers_skipped) > 0
+
+
+def test_a_candidate_head_is_certified_as_such_and_serves_nothing_else(own_copy: Path, tmp_path: Path) -> None:
+    shutil.rmtree(own_copy / "calibration")
+    config = calibration_config(
+        own_copy, decoder=DecoderName.engine, head=Head.candidates, measures=[Measure.softmax], tolerances=[0.9]
+    )
+    assert calibrate.run(config, tmp_path) == 0
+    (artifact,) = load_artifacts(own_copy)
+    assert artifact.identity.head == "candidates" and artifact.threshold_for(0.9) < 1.0
+    options = RequestOptions(tolerance=0.9)
+    served = Engine(own_copy, head=Head.candidates).generate(["a text"], options)[0]
+    assert served.certified and served.status.value == "finished"
+    with pytest.raises(CalibrationError, match="another way of decoding .*head: 'candidates' here, 'full' asked"):
+        Engine(own_copy).generate(["a text"], options)
+
+
 def test_training_calibrates_with_the_same_result(certified: Path, tmp_path: Path) -> None:
     """The stage of ``python -m train`` on a folder of its own."""
     folder = Path(shutil.copytree(certified / "model", tmp_path / "model"))
@@ -123,9 +158,9 @@ def test_training_calibrates_with_the_same_result(certified: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"decoder": DecoderName.engine}, "decoder=engine is not available in this version"),
-        ({"head": Head.screened}, "head=screened needs the engine, which is not available in this version"),
-        ({"precision": Precision.bf16}, "bf16 certificates need the engine, which is not available .* precision=fp32"),
+        ({"head": Head.screened}, "needs (the engine|decoder=engine)"),
+        ({"decoder": DecoderName.engine, "backfill": Backfill.copy}, "fills by 'project' only, not by 'copy'"),
+        ({"precision": Precision.bf16}, "bf16 certificates.* are not available .* precision=fp32"),
     ],
 )
 def test_what_this_version_lacks_is_one_clear_error(

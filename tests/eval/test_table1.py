@@ -12,7 +12,7 @@ import pytest
 
 import calm
 from calm.calibration import load_artifacts
-from calm.config import Backfill, Consistency, Measure, Precision, Schedule, SplitConfig
+from calm.config import Backfill, Consistency, DecoderName, Measure, Precision, Schedule, SplitConfig
 from calm.data import load_corpus
 from calm.errors import CalibrationError, CheckpointError, ConfigError
 from calm.metrics import rouge_l_many
@@ -165,6 +165,15 @@ def test_two_processes_give_the_table_of_one(certified: Path, tmp_path: Path) ->
     assert one == two
     read = [pq.read_table(run / "records.parquet") for run in (certified / "table_run", tmp_path)]
     assert read[0].equals(read[1])
+
+
+def test_the_engine_gives_the_table_of_the_batch_decoder(certified: Path, tmp_path: Path) -> None:
+    assert table1.run(table_config(certified / "model", decoder=DecoderName.engine), tmp_path) == 0
+    ours, theirs = (json.loads((folder / "summary.json").read_text()) for folder in (tmp_path, certified / "table_run"))
+    assert ours["identity"]["decoder"] == "engine"
+    for row, other in zip(ours["table1"], theirs["table1"], strict=True):
+        assert row["row"] == other["row"] and row["exit_histogram"] == other["exit_histogram"]
+        assert row["rouge_l"] == pytest.approx(other["rouge_l"]) and row["tokens"] == other["tokens"]
 
 
 def test_without_a_calibration_the_rows_stay_and_the_note_tells_what_to_do(own_copy: Path, tmp_path: Path) -> None:

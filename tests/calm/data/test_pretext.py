@@ -37,7 +37,7 @@ def test_texts_that_teach_nothing_give_no_pair(source: str) -> None:
 
 def test_the_reference_is_never_shown_and_families_keep_their_split(tmp_path: Path) -> None:
     lines = [
-        f'{{"id": "r{i}", "family": "f{i}", "source": "Number {i} is {FIRST} {REST} Really {i}.", "target": "secret {i}"}}'
+        f'{{"id": "r{i}", "family": "f{i}", "source": "Item {i} is {FIRST} {REST} So {i}.", "target": "secret {i}"}}'
         for i in range(60)
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))

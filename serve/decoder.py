@@ -1,0 +1,80 @@
+"""The engine as a decoder like the others: ``decode(examples, policy) -> list[DecodeTrace]``.
+
+So calibration and Table 1 take it too (``decoder=engine``), and what is served can be certified as it is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from calm.config import Backfill, BatchRule
+from calm.decode_batch import BatchDecoder
+from calm.errors import CalmError, ConfigError
+from calm.policies import Oracle, Policy
+from calm.records import DecodeTrace, Example
+
+from .engine import Engine
+from .requests import Answer, Status
+
+if TYPE_CHECKING:
+    from calm.decode_spec import Decode, DecodeSpec
+    from calm.models.t5 import EarlyExitT5
+
+
+class EngineDecoder:
+    """Decodes examples through an engine of its own; answers come in the order asked.
+
+    The oracle, which needs every layer of every token and which no engine serves, is left to ``decode_batch``.
+
+    Raises ConfigError for another backfill than ``project``.
+    """
+
+    def __init__(self, model: EarlyExitT5, spec: DecodeSpec) -> None:
+        if spec.backfill is not Backfill.project:
+            raise ConfigError(
+                f"decoder=engine fills by 'project' only, not by {spec.backfill.value!r}; use decoder=batch"
+            )
+        self.engine = Engine(
+            model,
+            rule=BatchRule(spec.rule),
+            max_batch=spec.batch_size,
+            head=spec.head,
+            record_confidences=spec.record_confidences,
+        )
+        self._oracle = BatchDecoder(model, batch_size=spec.batch_size)
+
+    def __call__(self, examples: Sequence[Example], policy: Policy) -> list[DecodeTrace]:
+        if isinstance(policy, Oracle):
+            return self._oracle(examples, policy)
+        found: dict[str, DecodeTrace] = {}
+        waiting = list(examples)[::-1]
+        while waiting or self.engine.has_work:
+            while waiting and self.engine.num_waiting < self.engine.options.max_waiting:
+                example = waiting.pop()
+                self.engine.add_request(example.source, policy=policy, name=example.id)
+            for answer in self.engine.step().answers:
+                found[answer.id] = trace_of(answer)
+        return [found[example.id] for example in examples]
+
+
+def trace_of(answer: Answer) -> DecodeTrace:
+    """The record of a finished answer. Raises CalmError for one that failed."""
+    if answer.status is not Status.finished:
+        raise CalmError(f"{answer.id}: {answer.error or answer.status.value}")
+    return DecodeTrace(
+        id=answer.id,
+        tokens=answer.tokens,
+        text=answer.text,
+        crossing_layers=answer.crossing_layers,
+        emission_layers=answer.emission_layers,
+        executed_layers=answer.executed_layers,
+        backfilled_layers=answer.backfilled_layers,
+        confidences=answer.confidences,
+        finished=answer.reason.value == "eos",
+    )
+
+
+def engine_decoder(model: EarlyExitT5, spec: DecodeSpec) -> Decode:
+    """What a DecodeSpec with ``decoder=engine`` is given to make its decoder with."""
+    return EngineDecoder(model, spec)
