@@ -7,9 +7,9 @@ Row-exact rules (``own``, ``compact``, ``rebatch``) give every row the tokens th
 Batch-coupled rules (``sync``, ``quantile``, ``lockstep``) let a row's mates decide where it speaks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from jaxtyping import Bool
 from torch import Tensor
@@ -73,6 +73,11 @@ class Rule:
     def leaves(self) -> bool:
         """A crossed row leaves the batch at once."""
         return self.name in (BatchRule.compact, BatchRule.rebatch)
+
+    @property
+    def waits(self) -> bool:
+        """Rows that are too few to go on wait for company."""
+        return self.name is BatchRule.rebatch
 
     def stop(self, flags: Flags) -> Bool[Tensor, ""]:
         """Whether the wave ends after this layer: 0-d, on the device."""
@@ -142,7 +147,7 @@ def climb(wave: Any, rule: Rule, num_layers: int, parked: list[Any], patient: bo
             for waiting in [other for other in parked if other.layer == layer]:
                 parked.remove(waiting)
                 wave.join(waiting)
-            if patient and wave.size < rule.company:
+            if rule.waits and patient and wave.size < rule.company:
                 parked.append(wave.part())
                 break
     wave.speak()
@@ -161,3 +166,31 @@ def next_parked(parked: Sequence[Any], rule: Rule, fresh: int) -> Any | None:
     if not fresh and parked:
         return max(parked, key=lambda wave: wave.layer)
     return None
+
+
+class Queued(Protocol):
+    """A request that waits for a slot: the name of its source and how many tokens that has."""
+
+    @property
+    def key(self) -> object: ...
+
+    @property
+    def length(self) -> int: ...
+
+
+QueuedT = TypeVar("QueuedT", bound=Queued)
+
+
+def next_group(
+    queue: Sequence[QueuedT], rows: int, padded: Callable[[int], int], known: Container[object]
+) -> list[QueuedT]:
+    """The requests of a queue, at most ``rows``, that are encoded together next.
+
+    The first in line is always among them; a request whose source is ``known`` needs no encoder and goes alone. The
+    others are those of the first one's padded length, in order. So nobody is passed over for longer than it takes to
+    become first.
+    """
+    if queue[0].key in known:
+        return [queue[0]]
+    length = padded(queue[0].length)
+    return [each for each in queue if padded(each.length) == length and each.key not in known][:rows]
