@@ -512,6 +512,37 @@ class TrainStepConfig:
             raise ConfigError(f"precision={FP16_REFUSED}")
 
 
+@dataclass
+class EngineRulesConfig:
+    """python -m eval.engine_rules."""
+
+    checkpoint: str | None = None
+    data: DataConfig | None = None
+    n: int | None = None  # articles of the test split; None: one per family, all of them
+    measure: Measure | None = None  # None: the one that dev picked
+    tolerance: float = 0.05
+    consistency: Consistency = Consistency.risk
+    rules: list[BatchRule] = field(
+        default_factory=lambda: [
+            BatchRule.own, BatchRule.compact, BatchRule.rebatch, BatchRule.sync, BatchRule.quantile, BatchRule.lockstep
+        ]
+    )  # fmt: skip
+    batch_sizes: list[int] = field(default_factory=lambda: [1, 8, 32])
+    quantile: float = 0.5  # share of rows that ends a step under rule quantile
+    device: Device = Device.auto
+    processes: int | None = None
+    seed: int = 0
+    bootstrap: int = 1000
+
+    def __post_init__(self) -> None:
+        check_range("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
+        check_range("quantile", self.quantile, 0, 1, open_low=True)
+        if not self.rules or not self.batch_sizes:
+            raise ConfigError("rules and batch_sizes each need at least one entry")
+        for size in self.batch_sizes:
+            check_range("batch_sizes", size, 1, INF)
+
+
 @cache
 def register() -> None:
     """Store the schemas for Hydra, once."""
@@ -522,5 +553,6 @@ def register() -> None:
     store.store(name="calibrate_schema", node=CalibrateConfig)
     store.store(name="table1_schema", node=Table1Config)
     store.store(name="train_step_schema", node=TrainStepConfig)
+    store.store(name="engine_rules_schema", node=EngineRulesConfig)
     store.store(group="model", name="_schema", node=ModelConfig)
     store.store(group="data", name="_schema", node=DataConfig)

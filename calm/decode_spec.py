@@ -26,7 +26,8 @@ OnRows = Callable[[int], None]  # told how many rows were decoded since the last
 class DecodeSpec:
     """What a process needs to decode: a model folder and how. ``dtype`` is float32 or bfloat16.
 
-    ``make`` makes the decoder of ``decoder=engine``: calm does not know the engine. ``head`` and ``rule`` are its.
+    ``make`` makes the decoder of ``decoder=engine``, which calm does not know; ``head``, ``rule`` and ``quantile`` are
+    the engine's.
     """
 
     folder: str
@@ -38,18 +39,24 @@ class DecodeSpec:
     record_confidences: bool = False
     head: Head = Head.full
     rule: BatchRule = BatchRule.own
+    quantile: float = 0.5
     make: "Callable[[EarlyExitT5, DecodeSpec], Decode] | None" = None
 
     def __post_init__(self) -> None:
         if self.decoder is DecoderName.engine and self.make is None:
             raise ConfigError(
-                "decoder=engine is for the programs of eval, such as eval.calibrate and eval.table1; choose batch or one"
+                "decoder=engine is for programs of eval, such as eval.calibrate and eval.table1; choose batch or one"
             )
         if self.decoder is not DecoderName.engine and (self.head, self.rule) != (Head.full, BatchRule.own):
             raise ConfigError(
-                f"head={self.head.value} with rule={self.rule.value} needs decoder=engine; decoder={self.decoder.value} "
-                "has the full head and decodes each row as it is alone"
+                f"head={self.head.value} with rule={self.rule.value} needs decoder=engine; "
+                f"decoder={self.decoder.value} has the full head and decodes each row as it is alone"
             )
+
+    @property
+    def rows_per_task(self) -> int:
+        """Rows that a process decodes at a time: one batch, or several, so that an engine's rows come and go."""
+        return self.batch_size * (8 if self.decoder is DecoderName.engine else 1)
 
     def load(self) -> EarlyExitT5:
         return load(self.folder, self.device, getattr(torch, self.dtype))

@@ -43,7 +43,7 @@ class ParallelDecoder(SpreadDecoder):
         self._workers: dict[Connection, BaseProcess] = {}
 
     def __call__(self, examples: Sequence[Example], policy: Policy) -> list[DecodeTrace]:
-        batches = cut(examples, self.spec.batch_size)
+        batches = cut(examples, self.spec.rows_per_task)
         answers: list[DecodeTrace | None] = [None] * len(examples)
         alone = self.processes == 1 or len(batches) < 2
         with _one_thread(self.processes > 1 and self.spec.device == "cpu"):
@@ -56,7 +56,7 @@ class ParallelDecoder(SpreadDecoder):
 
     def warm(self, rows: int) -> None:
         """Start the processes that ``rows`` rows will need and wait until they can decode, so that no clock sees it."""
-        batches = -(-rows // self.spec.batch_size)
+        batches = -(-rows // self.spec.rows_per_task)
         if self.processes == 1 or batches < 2:
             return
         self._start(min(self.processes, batches))

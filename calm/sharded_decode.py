@@ -52,7 +52,7 @@ class ShardedDecoder(SpreadDecoder):
 
     def _take_part(self, examples: Sequence[Example], policy: Policy) -> list[Any]:
         """Decode every ``world``-th batch here; in the first process the answers of all."""
-        batches = cut(examples, self.spec.batch_size)
+        batches = cut(examples, self.spec.rows_per_task)
         mine: Any = []
         try:
             for batch in batches[self.rank :: self.world]:

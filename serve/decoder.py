@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from calm.config import Backfill, BatchRule
+from calm.config import Backfill
 from calm.decode_batch import BatchDecoder
 from calm.errors import CalmError, ConfigError
 from calm.policies import Oracle, Policy
@@ -37,7 +37,8 @@ class EngineDecoder:
             )
         self.engine = Engine(
             model,
-            rule=BatchRule(spec.rule),
+            rule=spec.rule,
+            quantile=spec.quantile,
             max_batch=spec.batch_size,
             head=spec.head,
             record_confidences=spec.record_confidences,
