@@ -24,6 +24,7 @@ class Exits:
             not leave: no exit layer, the last layer, a threshold of 1.
         depths: (count + 1, N); depth that the policy fixes at a position, 0 where confidences decide.
         measures: (count + 1,); index into ``MEASURES``, -1 without one.
+        run_lengths: (count + 1,); k of ``agreement``, 0 for other measures.
     """
 
     def __init__(
@@ -40,12 +41,13 @@ class Exits:
         self.thresholds = torch.full((count + 1, max_target, spec.num_layers), float("inf"), device=device)
         self.depths = torch.zeros((count + 1, max_target), dtype=torch.long, device=device)
         self.measures = torch.full((count + 1,), -1, device=device)
+        self.run_lengths = torch.zeros(count + 1, dtype=torch.long, device=device)
         self._used: dict[int, tuple[Measure, int]] = {}
         self._counts: Counter[tuple[Measure, int]] = Counter()
 
     @property
     def present(self) -> list[tuple[Measure, int]]:
-        """Measures, with the run length of ``agreement``, that some row is asked for."""
+        """Measures that some row is asked for, each with the run length of ``agreement``, 0 for others."""
         return list(self._counts)
 
     def put(self, slot: int, policy: Policy, row_id: str) -> None:
@@ -60,11 +62,12 @@ class Exits:
                     table[step, layer - 1] = policy.schedule.at(step, layer)
             self.thresholds[slot] = table
             self.measures[slot] = MEASURES.index(policy.measure)
-            self._used[slot] = (policy.measure, policy.agreement_k)
+            self.run_lengths[slot] = policy.agreement_k if policy.measure is Measure.agreement else 0
+            self._used[slot] = (policy.measure, int(self.run_lengths[slot]))
             self._counts[self._used[slot]] += 1
 
     def move(self, source: int, target: int) -> None:
-        for tensor in (self.thresholds, self.depths, self.measures):
+        for tensor in (self.thresholds, self.depths, self.measures, self.run_lengths):
             tensor[target] = tensor[source]
         if source in self._used:
             self._used[target] = self._used.pop(source)
@@ -82,9 +85,10 @@ class Exits:
         self.thresholds[slot] = float("inf")
         self.depths[slot] = 0
         self.measures[slot] = -1
+        self.run_lengths[slot] = 0
 
     def at(
         self, slots: Int[Tensor, " batch"], steps: Int[Tensor, " batch"]
-    ) -> tuple[Float[Tensor, "batch layers"], Int[Tensor, " batch"], Int[Tensor, " batch"]]:
-        """Thresholds, depths and measures of rows at their positions."""
-        return self.thresholds[slots, steps], self.depths[slots, steps], self.measures[slots]
+    ) -> tuple[Float[Tensor, "batch layers"], Int[Tensor, " batch"], Int[Tensor, " batch"], Int[Tensor, " batch"]]:
+        """Thresholds, depths, measures and run lengths of rows at their positions."""
+        return self.thresholds[slots, steps], self.depths[slots, steps], self.measures[slots], self.run_lengths[slots]

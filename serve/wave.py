@@ -66,6 +66,7 @@ class Climbers:
         thresholds: by layer, at that position.
         depths: fixed depth, 0 where confidences decide.
         measures: index into MEASURES, -1 without one.
+        run_lengths: k of ``agreement``.
         hidden: residual stream; that of the crossing where the rule holds rows.
         previous: residual stream before the last layer.
         crossed, crossing: whether and where.
@@ -78,6 +79,7 @@ class Climbers:
     thresholds: Float[Tensor, "rows layers"]
     depths: Int[Tensor, " rows"]
     measures: Int[Tensor, " rows"]
+    run_lengths: Int[Tensor, " rows"]
     hidden: Float[Tensor, "rows d_model"]
     previous: Float[Tensor, "rows d_model"]
     crossed: Bool[Tensor, " rows"]
@@ -151,7 +153,7 @@ class EngineWave:
         slots = torch.tensor([*taken, *padded], device=device)
         steps = torch.tensor([row.step for row in self.rows] + [0] * padding, device=device)
         tokens = torch.tensor([row.next_input for row in self.rows] + [0] * padding, device=device)
-        thresholds, depths, measures = machine.exits.at(slots, steps)
+        thresholds, depths, measures, run_lengths = machine.exits.at(slots, steps)
         hidden = machine.runner.embed(tokens)
         self.at = Climbers(
             slots,
@@ -159,6 +161,7 @@ class EngineWave:
             thresholds,
             depths,
             measures,
+            run_lengths,
             hidden,
             hidden,
             torch.zeros(bucket, dtype=torch.bool, device=device),
@@ -213,7 +216,8 @@ class EngineWave:
             if measure is Measure.agreement and "argmax" not in view.__dict__:
                 view.__dict__["argmax"] = machine.head.words(view.logits.argmax(dim=-1), state)
                 at.argmax, at.run = view.argmax, view.run
-            result = torch.where(at.measures == MEASURES.index(measure), CONFIDENCE[measure](view), result)
+            asked = (at.measures == MEASURES.index(measure)) & (at.run_lengths == run_length)
+            result = torch.where(asked, CONFIDENCE[measure](view), result)
         at.candidates = state.candidates
         self.fallbacks += state.fallbacks
         return result
