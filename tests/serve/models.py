@@ -53,14 +53,14 @@ def confident(
 
 
 @cache
-def usual(measure: Measure, shape: str = "v1.1", seed: int = 1) -> float:
-    """A threshold of a measure that about half of the checks of a tiny model reach."""
+def usual(measure: Measure, shape: str = "v1.1", seed: int = 1, below: float = 0.5) -> float:
+    """A threshold of a measure that the share ``below`` of the checks of a tiny model stays under."""
     if measure is Measure.agreement:
         return 0.5  # it takes few values: a run of two of three
     decoder = BatchDecoder(tiny(shape, seed), record_confidences=True)
     traces = decoder(examples(VOCABULARY, 16, seed=20), confident(measure, 0.999999))
     seen = sorted(c for trace in traces for step in trace.confidences for c in step if c == c)
-    return min(seen[len(seen) // 2], 0.999)
+    return min(seen[int(below * len(seen))], 0.999)
 
 
 def depths_of(number: int, length: int = LENGTH, layers: int = 4) -> tuple[int, ...]:
