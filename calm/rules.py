@@ -9,7 +9,8 @@ Batch-coupled rules (``sync``, ``quantile``, ``lockstep``) let a row's mates dec
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from itertools import islice
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Bool
 from torch import Tensor
@@ -168,6 +169,7 @@ def next_parked(parked: Sequence[Any], rule: Rule, fresh: int) -> Any | None:
     return None
 
 
+@runtime_checkable
 class Queued(Protocol):
     """A request that waits for a slot: the name of its source and how many tokens that has."""
 
@@ -193,4 +195,5 @@ def next_group(
     if queue[0].key in known:
         return [queue[0]]
     length = padded(queue[0].length)
-    return [each for each in queue if padded(each.length) == length and each.key not in known][:rows]
+    fitting = (each for each in queue if padded(each.length) == length and each.key not in known)
+    return list(islice(fitting, rows))

@@ -2,9 +2,13 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-RUNNER_PHASES = ("start", "layers", "checks", "head", "read", "backfill", "prefill")
+from calm.config import BatchRule
+
+# what is done to tensors, on the device; the rest is the host's own
+RUNNER_PHASES = ("start", "layers", "checks", "packing", "head", "read", "backfill", "prefill", "slots")
 
 
 @dataclass(frozen=True)
@@ -14,7 +18,8 @@ class StepRecord:
     Attributes:
         rows: that were running when it began.
         tokens: emitted.
-        layers: batch size of each layer that ran, in order.
+        rule: that its wave followed; None when nothing ran.
+        layers: batch size (a bucket) of each layer that ran, in order.
         parked: rows that wait for company after it.
         admitted: requests that joined before it.
         encoder_calls: of the prefill.
@@ -23,6 +28,7 @@ class StepRecord:
 
     rows: int
     tokens: int
+    rule: BatchRule | None
     layers: tuple[int, ...]
     parked: int
     admitted: int
@@ -44,8 +50,11 @@ class Clock:
     """Tells phases apart: what passed since the last call belongs to the phase that is named now.
 
     On a GPU the phases are those of the host: time on the device shows up in ``read``, where the host waits for it.
+    ``now`` says what time it is, in seconds; ``time.thread_time`` leaves out what others took of a busy machine, where
+    torch has one thread.
     """
 
+    now: Callable[[], float] = time.perf_counter
     history: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=4096))
     seconds: dict[str, float] = field(default_factory=dict)
     layers: list[int] = field(default_factory=list)
@@ -55,16 +64,24 @@ class Clock:
 
     def begin(self) -> None:
         self.seconds, self.layers = {}, []
-        self._last = time.perf_counter()
+        self._last = self.now()
 
     def __call__(self, phase: str) -> None:
-        now = time.perf_counter()
+        now = self.now()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
-    def end(self, rows: int, tokens: int, parked: int, admitted: int, encoder_calls: int) -> StepRecord:
+    def layer(self, batch: int) -> None:
+        """A layer ran on so many rows."""
+        self.layers.append(batch)
+        self("layers")
+
+    def end(
+        self, rows: int, tokens: int, rule: BatchRule | None, parked: int, admitted: int, encoder_calls: int
+    ) -> StepRecord:
         self("host")
-        record = StepRecord(rows, tokens, tuple(self.layers), parked, admitted, encoder_calls, self.seconds)
+        seconds, self.seconds = self.seconds, {}  # what is asked between two steps belongs to neither
+        record = StepRecord(rows, tokens, rule, tuple(self.layers), parked, admitted, encoder_calls, seconds)
         self.history.append(record)
         self.steps += 1
         self.tokens += tokens

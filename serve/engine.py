@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from calm.config import Measure
+from calm.cost import CostTable
 from calm.errors import CalmError, ConfigError, DataError
 from calm.policies import Confident, Oracle, Policy, fixed_depth
 from calm.rules import Rule, climb, next_parked
@@ -29,6 +30,7 @@ from .choice import RuleChoice
 from .endings import end_of, visible_text
 from .exits import Exits
 from .heads import NOTHING, make_head
+from .measure import measure, measure_check, setting_of
 from .model import ServedModel, served
 from .options import EngineOptions, RequestOptions
 from .prefill import CrossCache, CrossKV, Prefill, source_key
@@ -67,6 +69,7 @@ class Engine:
         model: a model folder, or a loaded model.
         options: see EngineOptions; single ones can be given by name: ``Engine(folder, rule=BatchRule.compact)``.
         device, dtype: for a folder: where and in what arithmetic.
+        costs: what ``rule=auto``, and ``rebatch`` with company 0, decide by; None measures it here and now.
 
     Raises:
         ConfigError, CheckpointError, CalibrationError.
@@ -79,6 +82,7 @@ class Engine:
         *,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
+        costs: CostTable | None = None,
         **named: Any,
     ) -> None:
         self.options = replace(options or EngineOptions(), **named)
@@ -97,7 +101,7 @@ class Engine:
             self.model.device,
             options.record_confidences,
         )
-        self._machine = Machine(
+        self.machine = Machine(
             runner=self.runner,
             exits=self._exits,
             head=make_head(options.head, options.head_k, self.runner),
@@ -107,7 +111,7 @@ class Engine:
             record=options.record_confidences,
             clock=self.clock,
         )
-        self._prefill = Prefill(
+        self.prefill = Prefill(
             self.model.encode, self.runner, options.prefill_rows, options.source_multiple, self.model.device
         )
         self.cross_cache = CrossCache(options.cross_cache_rows)
@@ -115,7 +119,6 @@ class Engine:
         self._certificates = Certificates(
             self.model.artifacts, None if identity is None else replace(identity, head=options.head.value), options.rule
         )
-        self._choice = RuleChoice(options, self._machine)
         self._waiting = Waiting(options.max_waiting)
         self._running: list[Row] = []
         self._parked: list[EngineWave] = []
@@ -123,6 +126,9 @@ class Engine:
         self._ended: list[Row] = []
         self._kept: list[Answer] = []  # of others, while a stream was read
         self._arrivals = 0
+        if costs is None and RuleChoice.decides(options):
+            costs = self._measured()
+        self._choice = RuleChoice(options, setting_of(self), costs, lambda asked: measure_check(self.machine, asked, 3))
 
     # requests
 
@@ -192,14 +198,17 @@ class Engine:
         if not self.has_work:
             return Step([], [], None)
         self.clock.begin()
-        self.clock("schedule")
         admitted, calls = self._admit()
-        rows, said = len(self._running), []
+        rows, said, rule = len(self._running), [], None
         if self._running:
-            said = self._take(self._wave())
+            rule = self._choice.rule(rows, bool(self._parked), [measure for measure, _ in self._exits.present])
+            spoken = self._wave(rule)
+            self._choice.saw(spoken.crossing)
+            said = self._take(spoken)
         parked = sum(wave.size for wave in self._parked)
         answers = self._answers()
-        return Step(said, answers, self.clock.end(rows, len(said), parked, admitted, calls))
+        record = self.clock.end(rows, len(said), rule.name if rule else None, parked, admitted, calls)
+        return Step(said, answers, record)
 
     def generate(self, sources: Sequence[Source], options: RequestOptions | None = None, **named: Any) -> list[Answer]:
         """Answers in the order of ``sources``; requests that fail have status ``failed``. The queue may be shorter.
@@ -252,14 +261,16 @@ class Engine:
                 break  # decoding rows do not wait for more than this
             calls += 0 if known else 1
             room = min(self.options.prefill_rows, self.slots.free)
-            for row, kv in self._encoded(self._waiting.group(room, self._prefill.padded, self.cross_cache)):
+            group = self._waiting.group(room, self.prefill.padded, self.cross_cache)
+            self.clock("schedule")
+            for row, kv in self._encoded(group):
                 row.slot = self.slots.take()
                 self.slots.put_source(row.slot, *kv)
                 self._exits.put(row.slot, row.policy, row.id)
                 row.status, row.admitted = Status.running, time.perf_counter()
                 self._running.append(row)
                 admitted += 1
-        self.clock("prefill")
+            self.clock("prefill")
         return admitted, calls
 
     def _encoded(self, rows: list[Row]) -> list[tuple[Row, CrossKV]]:
@@ -268,7 +279,7 @@ class Engine:
         if kept is not None:
             return [(rows[0], kept)]
         try:
-            found = self._prefill([row.source for row in rows])
+            found = self.prefill([row.source for row in rows])
         except Exception as error:
             if len(rows) == 1:
                 self._fail(rows[0], error)
@@ -278,17 +289,17 @@ class Engine:
             self.cross_cache.put(row.key, kv)
         return list(zip(rows, found, strict=True))
 
-    def _wave(self) -> Spoken:
+    def _wave(self, rule: Rule) -> Spoken:
         """The wave whose turn it is, taken through the layers."""
-        rule = self._choice.rule(len(self._running), bool(self._parked))
         waiting = {id(row) for wave in self._parked for row in wave.rows}
         fresh = [row for row in self._running if id(row) not in waiting]
         resumed = next_parked(self._parked, rule, len(fresh))
         if resumed is not None:
             self._parked.remove(resumed)
         involved = fresh if resumed is None else resumed.rows
+        self.clock("schedule")
         try:
-            wave = EngineWave(self._machine, rule, fresh) if resumed is None else resumed
+            wave = EngineWave(self.machine, rule, fresh) if resumed is None else resumed
             climb(wave, rule, self.model.spec.num_layers, self._parked, patient=resumed is None)
             assert wave.spoken is not None
             return wave.spoken
@@ -305,7 +316,7 @@ class Engine:
         sound = []
         for row in list(self._running):
             try:
-                self._climbed([row], rule, self._machine.bucket(len(rows)))
+                self._climbed([row], rule, self.machine.bucket(len(rows)))
                 sound.append(row)
             except Exception as own:
                 self._fail(row, own)
@@ -320,7 +331,7 @@ class Engine:
         """One wave of these rows to its end, without parking."""
         if not rows:
             return Spoken.nothing()
-        wave = EngineWave(self._machine, rule, rows, bucket)
+        wave = EngineWave(self.machine, rule, rows, bucket)
         climb(wave, rule, self.model.spec.num_layers, [], patient=False)
         assert wave.spoken is not None
         return wave.spoken
@@ -359,8 +370,10 @@ class Engine:
         if row.slot >= 0:
             self._running.remove(row)
             self._parked = [wave for wave in self._parked if wave.drop(row)]
+            self.clock("host")
             self._exits.clear(row.slot)
             self.slots.give_back(row.slot)
+            self.clock("slots")
         self._ended.append(row)
 
     def _answers(self) -> list[Answer]:
@@ -373,11 +386,20 @@ class Engine:
         if not self._parked:  # a parked wave knows its slots by number
             self._running.sort(key=lambda row: row.slot)
             for place, row in enumerate(self._running):
-                if row.slot != place and place not in self.slots.taken:
+                if row.slot != place:
+                    self.clock("host")
                     self.slots.move(row.slot, place)
                     self._exits.move(row.slot, place)
                     row.slot = place
+                    self.clock("slots")
         return answers
+
+    def _measured(self) -> CostTable:
+        """The cost table of this engine; a model keeps those that were measured for it."""
+        shape = (self.options.ladder, self.options.head, self.options.head_k)
+        if shape not in self.model.costs:
+            self.model.costs[shape] = measure(self, 3, measures=())
+        return self.model.costs[shape]
 
     # checks of a request
 

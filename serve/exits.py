@@ -4,6 +4,7 @@ A policy is turned into tables once, at admission; inside the layer loop nobody 
 """
 
 from collections import Counter
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
@@ -11,9 +12,22 @@ from torch import Tensor
 
 from calm.config import Measure
 from calm.models.base import DecoderSpec
-from calm.policies import Confident, Policy, fixed_depth
+from calm.policies import Confident, Policy, Replay, fixed_depth
+from calm.thresholds import ThresholdSchedule
 
 MEASURES = tuple(Measure)
+
+
+@lru_cache(maxsize=64)  # requests that ask for the same threshold share it
+def _table(
+    schedule: ThresholdSchedule, exit_layers: tuple[int, ...], length: int, num_layers: int
+) -> Float[Tensor, "steps layers"]:
+    """What a confidence must reach, by position and layer; +inf where nobody may leave."""
+    table = torch.full((length, num_layers), float("inf"))
+    for step in range(length):
+        for layer in exit_layers:
+            table[step, layer - 1] = schedule.at(step, layer)
+    return table
 
 
 class Exits:
@@ -37,7 +51,7 @@ class Exits:
         record: bool = False,
     ) -> None:
         self._record = record  # then confidences are also measured where a threshold of 1 lets nobody out
-        self._num_layers, self._exit_layers, self._length = spec.num_layers, exit_layers, max_target
+        self._num_layers, self._exit_layers, self._length = spec.num_layers, tuple(exit_layers), max_target
         self.thresholds = torch.full((count + 1, max_target, spec.num_layers), float("inf"), device=device)
         self.depths = torch.zeros((count + 1, max_target), dtype=torch.long, device=device)
         self.measures = torch.full((count + 1,), -1, device=device)
@@ -53,14 +67,13 @@ class Exits:
     def put(self, slot: int, policy: Policy, row_id: str) -> None:
         """Raise ConfigError for a depth outside 1..L."""
         self.clear(slot)
-        depths = [fixed_depth(policy, row_id, step, self._num_layers) or 0 for step in range(self._length)]
-        self.depths[slot] = torch.tensor(depths)
+        if isinstance(policy, Replay):
+            depths = [fixed_depth(policy, row_id, step, self._num_layers) or 0 for step in range(self._length)]
+            self.depths[slot] = torch.tensor(depths)
+        else:
+            self.depths[slot] = fixed_depth(policy, row_id, 0, self._num_layers) or 0
         if isinstance(policy, Confident) and (self._record or not policy.schedule.exits_off):
-            table = torch.full((self._length, self._num_layers), float("inf"))
-            for step in range(self._length):
-                for layer in self._exit_layers:
-                    table[step, layer - 1] = policy.schedule.at(step, layer)
-            self.thresholds[slot] = table
+            self.thresholds[slot] = _table(policy.schedule, self._exit_layers, self._length, self._num_layers)
             self.measures[slot] = MEASURES.index(policy.measure)
             self.run_lengths[slot] = policy.agreement_k if policy.measure is Measure.agreement else 0
             self._used[slot] = (policy.measure, int(self.run_lengths[slot]))

@@ -6,7 +6,7 @@ Nothing here imports transformers; ``served`` asks calm for a model folder, whic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from calm.calibration.artifact import Artifact
 from calm.calibration.identity import ModelIdentity
+from calm.cost import CostTable
 from calm.models.base import DecoderSpec
 
 from .prefill import Encode
@@ -35,6 +36,7 @@ class ServedModel:
         exit_layers: layers after which a row may leave.
         max_source, max_target: tokens; ``max_target`` is N.
         artifacts: certificates of the folder; ``identity`` says what it is, None for a model without a folder.
+        costs: tables that engines of this model measured in this process, by what of their options matters.
     """
 
     spec: DecoderSpec
@@ -47,6 +49,7 @@ class ServedModel:
     max_target: int
     artifacts: tuple[Artifact, ...] = ()
     identity: ModelIdentity | None = None
+    costs: dict[object, CostTable] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def device(self) -> torch.device:

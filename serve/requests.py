@@ -120,6 +120,11 @@ class Row:
     ended: float = 0.0
 
     @property
+    def length(self) -> int:
+        """Tokens of the source."""
+        return len(self.source)
+
+    @property
     def step(self) -> int:
         """Position of the next token: 0 at the first."""
         return len(self.tokens)

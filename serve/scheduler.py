@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator
 
 from calm.errors import CalmError
+from calm.rules import next_group
 
 from .requests import Row
 
@@ -39,16 +40,10 @@ class Waiting:
         return self._rows[0]
 
     def group(self, rows: int, padded: Callable[[int], int], known: Container[bytes]) -> list[Row]:
-        """At most ``rows`` requests that are encoded together; they leave the queue.
-
-        The first in line is always among them; a request whose source is ``known`` needs no encoder and goes alone.
-        The others are those of the first one's padded length, in order. So nobody is passed over for longer than it
-        takes to become first.
-        """
-        if self.first.key in known:
+        """At most ``rows`` requests that are encoded together (calm.rules.next_group); they leave the queue."""
+        chosen = next_group(self._rows, rows, padded, known)
+        if chosen[0] is self.first and len(chosen) == 1:
             return [self._rows.popleft()]
-        length = padded(len(self.first.source))
-        chosen = [row for row in self._rows if padded(len(row.source)) == length and row.key not in known][:rows]
         names = {id(row) for row in chosen}
         self._rows = deque(row for row in self._rows if id(row) not in names)
         return chosen

@@ -59,6 +59,10 @@ class Slots:
     def free(self) -> int:
         return self.count - len(self._taken)
 
+    def are_free(self, slots: range) -> bool:
+        """Whether all of these are slots that nobody has."""
+        return slots.stop <= self.count and self._taken.isdisjoint(slots)
+
     def take(self) -> int:
         """The lowest free slot, empty.
 

@@ -16,6 +16,7 @@ from calm.confidence import CONFIDENCE, LayerView, Seen
 from calm.config import Measure
 from calm.rules import Flags, Rule
 
+from .accounting import Clock
 from .exits import MEASURES, Exits
 from .heads import HeadState, Vocabulary
 from .requests import Row
@@ -42,7 +43,7 @@ class Machine:
     checked: frozenset[int]
     classifier: Callable[[Tensor], Tensor]
     record: bool
-    clock: Callable[[str], None]
+    clock: Clock
 
     def bucket(self, rows: int) -> int:
         """The smallest batch size that holds ``rows``."""
@@ -148,7 +149,7 @@ class EngineWave:
         padding = bucket - count
         taken = [row.slot for row in self.rows]
         # neighbours from slot 0 on: their K/V is read in place, and padding rows are the free slots that follow
-        self.prefix = taken == list(range(count)) and bucket <= machine.runner.slots.count
+        self.prefix = taken == list(range(count)) and machine.runner.slots.are_free(range(count, bucket))
         padded = range(count, bucket) if self.prefix else [machine.runner.slots.padding] * padding
         slots = torch.tensor([*taken, *padded], device=device)
         steps = torch.tensor([row.step for row in self.rows] + [0] * padding, device=device)
@@ -180,7 +181,7 @@ class EngineWave:
         at.previous = at.hidden
         at.hidden = torch.where(at.crossed[:, None], at.hidden, out) if self.rule.holds else out
         self.layer = layer
-        self.machine.clock("layers")
+        self.machine.clock.layer(at.hidden.shape[0])
 
     def check(self, layer: int) -> Flags:
         at = self.at
@@ -231,7 +232,7 @@ class EngineWave:
         if gone:
             self._put_aside(gone)
             self._keep([i for i in range(self.size) if not crossed[i]])
-            self.machine.clock("packing")
+        self.machine.clock("packing")
 
     def _put_aside(self, places: list[int]) -> None:
         index = torch.tensor(places, device=self.machine.device)
@@ -264,6 +265,9 @@ class EngineWave:
         other = object.__new__(EngineWave)
         other.__dict__.update(self.__dict__)
         other.aside, other.age, other.fallbacks = [], 0, 0
+        if other.prefix:  # by the time it goes on, the slots beside it may belong to others
+            other.prefix = False
+            other.at = replace(self.at, slots=torch.where(self.live, self.at.slots, self.machine.runner.slots.padding))
         self.rows = []
         for row in other.rows:
             row.parked += 1
@@ -291,6 +295,7 @@ class EngineWave:
             for part, climbers in parts[1:]:
                 whole = whole.and_(climbers.select(torch.arange(len(part), device=machine.device)))
             self._pack(rows, whole)
+            machine.clock("packing")
         at, last = self.at, machine.num_layers
         stop = torch.full_like(at.crossing, self.layer)
         emission = torch.minimum(at.crossing, stop) if self.rule.holds else stop

@@ -1,0 +1,376 @@
+"""The engine without tensors: recorded depths climb under any batch rule, and a cost table says how long it takes.
+
+The layers are climbed by calm.rules itself, over waves whose crossings are known beforehand. Row-exact traces do not
+depend on the schedule, so one recording predicts every row-exact rule, batch size and arrival pattern; under the
+batch-coupled rules a recording stands for rows whose depth is given (policy replay).
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from .config import Measure
+from .cost import CostTable, backfilling, checking
+from .rules import Flags, Rule, climb, next_group, next_parked
+
+
+@runtime_checkable
+class HasCrossings(Protocol):
+    """A DecodeTrace, or an answer of the engine."""
+
+    @property
+    def crossing_layers(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One request of a simulation.
+
+    Attributes:
+        depths: crossing layer of each of its tokens, 1..L.
+        source: tokens of its source.
+        arrived: second at which it comes.
+        measure: that its policy asks; None where depths are given without one.
+        key: of its source; requests with the same one share an encoder call. None: nobody else has it.
+    """
+
+    depths: tuple[int, ...]
+    source: int = 1
+    arrived: float = 0.0
+    measure: Measure | None = None
+    key: str | None = None
+
+
+def traces_of(recorded: Iterable[HasCrossings], measure: Measure | None = None, source: int = 1) -> list[Trace]:
+    """Requests that come all at once and do what was recorded."""
+    return [Trace(row.crossing_layers, source, measure=measure) for row in recorded if row.crossing_layers]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What of an engine a simulation needs to know; as serve.options.EngineOptions has it.
+
+    Attributes:
+        buckets: batch sizes, ascending; the last is the number of slots.
+        checked: layers after which confidences are asked.
+    """
+
+    num_layers: int
+    buckets: tuple[int, ...]
+    checked: frozenset[int]
+    max_source: int = 1 << 30
+    prefill_rows: int = 4
+    prefill_calls: int = 2
+    source_multiple: int = 16
+    cross_cache_rows: int = 64
+
+    def bucket(self, rows: int) -> int:
+        return next(size for size in self.buckets if size >= rows)
+
+    def padded(self, length: int) -> int:
+        return min(-(-length // self.source_multiple) * self.source_multiple, self.max_source)
+
+
+@dataclass(eq=False)
+class SimRow:
+    """A request on its way. ``number``: order of arrival."""
+
+    number: int
+    trace: Trace
+    slot: int = -1
+    emission: list[int] = field(default_factory=list)
+    executed: list[int] = field(default_factory=list)
+    parked: int = 0
+    ended: float = 0.0
+
+    @property
+    def key(self) -> object:
+        return self.number if self.trace.key is None else self.trace.key
+
+    @property
+    def length(self) -> int:
+        return self.trace.source
+
+    @property
+    def depth(self) -> int:
+        """Of its next token."""
+        return self.trace.depths[len(self.emission)]
+
+    @property
+    def over(self) -> bool:
+        return len(self.emission) == len(self.trace.depths)
+
+
+@dataclass(frozen=True)
+class SimStep:
+    """One step, as serve.accounting.StepRecord tells it; seconds are predicted."""
+
+    rows: int
+    tokens: int
+    layers: tuple[int, ...]
+    parked: int
+    admitted: int
+    encoder_calls: int
+    seconds: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+
+class SimWave:
+    """Rows that climb together (calm.rules.Wave)."""
+
+    def __init__(self, engine: "SimEngine", rule: Rule, rows: Sequence[SimRow]) -> None:
+        self.engine, self.rule, self.rows = engine, rule, list(rows)
+        self.layer, self.age = 0, 0
+        self.aside: list[list[SimRow]] = []
+        self.bucket = engine.setting.bucket(self.size)
+        taken = [row.slot for row in self.rows]
+        self.in_place = taken == list(range(self.size)) and engine.taken.isdisjoint(range(self.size, self.bucket))
+        self.spoken: list[tuple[SimRow, int, int]] = []
+        self._look()
+        engine.pay("start", "start", self.bucket)
+
+    def _look(self) -> None:
+        self._depths = torch.tensor([row.depth for row in self.rows])
+        self._live = torch.ones(self.size, dtype=torch.bool)
+
+    @property
+    def size(self) -> int:
+        return len(self.rows)
+
+    def run(self, layer: int) -> None:
+        self.layer = layer
+        self.engine.layers.append(self.bucket)
+        self.engine.pay("layers", "layer" if self.in_place else "layer_gathered", self.bucket)
+
+    def check(self, layer: int) -> Flags:
+        self.engine.pay("checks", self.engine.check_name(layer), self.bucket)
+        crossed = self._depths <= layer
+        return Flags(self._live, crossed, crossed)
+
+    def told(self, flag: Bool[Tensor, ""]) -> bool:
+        return bool(flag)
+
+    def leave(self) -> None:
+        gone = [row for row in self.rows if row.depth <= self.layer]
+        self.engine.pay("packing", "pack" if gone else "stay", self.bucket)
+        if gone:
+            self.aside.append(gone)
+            self._pack([row for row in self.rows if row.depth > self.layer])
+
+    def _pack(self, rows: list[SimRow]) -> None:
+        self.rows, self.in_place = rows, False
+        self.bucket = self.engine.setting.bucket(self.size)
+        self._look()
+
+    def join(self, other: "SimWave") -> None:
+        self._pack(self.rows + other.rows)
+        self.age = max(self.age, other.age)
+        self.engine.pay("packing", "join", self.bucket)
+
+    def part(self) -> "SimWave":
+        other = object.__new__(SimWave)
+        other.__dict__.update(self.__dict__)
+        other.aside, other.spoken, other.age, other.in_place = [], [], 0, False
+        self.rows = []
+        for row in other.rows:
+            row.parked += 1
+        return other
+
+    def speak(self) -> None:
+        parts = [*self.aside, self.rows] if self.rows else self.aside
+        rows = [row for part in parts for row in part]
+        if not rows:
+            return
+        pay, last = self.engine.pay, self.engine.setting.num_layers
+        if self.aside:
+            self.bucket = self.engine.setting.bucket(len(rows))
+            pay("packing", "merge", self.bucket)
+            pay("packing", "part", self.bucket, len(parts))
+        pay("head", "head", self.bucket)
+        pay("read", "read", self.bucket)
+        for row in rows:
+            emission = min(row.depth, self.layer) if self.rule.holds else self.layer
+            self.spoken.append((row, emission, emission if self.rule.leaves else self.layer))
+        above = min(executed for _, _, executed in self.spoken)
+        if above < last:
+            pay("backfill", backfilling(last - above), self.bucket)
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a whole simulation brought; rows in the order they were given."""
+
+    steps: tuple[SimStep, ...]
+    rows: tuple[SimRow, ...]
+    seconds: float
+
+    @property
+    def executed(self) -> list[tuple[int, ...]]:
+        return [tuple(row.executed) for row in self.rows]
+
+    @property
+    def emission(self) -> list[tuple[int, ...]]:
+        return [tuple(row.emission) for row in self.rows]
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(step.tokens for step in self.steps) / max(self.seconds, 1e-12)
+
+
+class SimEngine:
+    """What serve.engine.Engine does step by step, without the model.
+
+    Args:
+        rule: one rule, or who picks the rule of the next wave from the running rows and whether some are parked.
+
+    Attributes:
+        now: second on the simulated clock.
+        taken: slots in use.
+    """
+
+    def __init__(self, table: CostTable, setting: Setting, rule: Rule | Callable[[int, bool], Rule]) -> None:
+        self.table, self.setting = table, setting
+        self._rule = rule
+        self.now = 0.0
+        self.taken: set[int] = set()
+        self.running: list[SimRow] = []
+        self.waiting: list[SimRow] = []
+        self.parked: list[SimWave] = []
+        self._known: OrderedDict[object, None] = OrderedDict()  # sources whose cross K/V is kept
+        self._arrivals = 0
+        self.layers: list[int] = []
+        self._seconds: dict[str, float] = {}
+
+    def add(self, trace: Trace) -> SimRow:
+        """A request joins the queue."""
+        row = SimRow(self._arrivals, trace)
+        self._arrivals += 1
+        self.waiting.append(row)
+        return row
+
+    def place(self, traces: Sequence[Trace]) -> list[SimRow]:
+        """Requests that run already: no encoder, no admission."""
+        rows = [self.add(trace) for trace in traces]
+        self.waiting.clear()
+        for row in rows:
+            self._take_slot(row)
+        return rows
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def pay(self, phase: str, name: str, size: int = 1, times: int = 1) -> None:
+        cost = self.table.at(name, size) * times
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + cost
+        self.now += cost
+
+    def check_name(self, layer: int) -> str:
+        """What the table calls a check after this layer of the rows that run."""
+        if layer not in self.setting.checked:
+            return checking(())
+        asked = {row.trace.measure for row in self.running} - {None}
+        return checking((m for m in asked if m is not None), layer == min(self.setting.checked))
+
+    def step(self) -> SimStep:
+        """One step of the engine."""
+        self._seconds, self.layers = {}, []
+        self.pay("host", "step")
+        admitted, calls = self._admit()
+        rows, tokens = len(self.running), 0
+        if self.running:
+            tokens = self._take(self._wave())
+        self._move_together()
+        parked = sum(wave.size for wave in self.parked)
+        return SimStep(rows, tokens, tuple(self.layers), parked, admitted, calls, self._seconds)
+
+    def run(self, traces: Sequence[Trace]) -> Simulated:
+        """All requests to their end, each from when it arrives."""
+        coming = sorted(range(len(traces)), key=lambda i: traces[i].arrived)
+        rows: dict[int, SimRow] = {}
+        steps = []
+        while coming or self.has_work:
+            if not self.has_work:
+                self.now = max(self.now, traces[coming[0]].arrived)
+            while coming and traces[coming[0]].arrived <= self.now:
+                number = coming.pop(0)
+                rows[number] = self.add(traces[number])
+            steps.append(self.step())
+        return Simulated(tuple(steps), tuple(rows[i] for i in range(len(traces))), self.now)
+
+    def _admit(self) -> tuple[int, int]:
+        admitted = calls = 0
+        while len(self.taken) < self.setting.buckets[-1] and self.waiting:
+            known = self.waiting[0].key in self._known
+            if not known and calls == self.setting.prefill_calls:
+                break
+            room = min(self.setting.prefill_rows, self.setting.buckets[-1] - len(self.taken))
+            group = next_group(self.waiting, room, self.setting.padded, self._known)
+            chosen = {id(row) for row in group}
+            self.waiting = [row for row in self.waiting if id(row) not in chosen]
+            if not known:
+                calls += 1
+                self.pay("prefill", "encode", self.setting.padded(group[0].length))
+            for row in group:
+                self._know(row.key)
+                self._take_slot(row)
+                self.pay("prefill", "admit")
+                admitted += 1
+        return admitted, calls
+
+    def _know(self, key: object) -> None:
+        if self.setting.cross_cache_rows:
+            self._known[key] = None
+            self._known.move_to_end(key)
+            while len(self._known) > self.setting.cross_cache_rows:
+                self._known.popitem(last=False)
+
+    def _take_slot(self, row: SimRow) -> None:
+        row.slot = next(slot for slot in range(self.setting.buckets[-1]) if slot not in self.taken)
+        self.taken.add(row.slot)
+        self.running.append(row)
+
+    def _wave(self) -> SimWave:
+        rule = self._rule if isinstance(self._rule, Rule) else self._rule(len(self.running), bool(self.parked))
+        waiting = {id(row) for wave in self.parked for row in wave.rows}
+        fresh = [row for row in self.running if id(row) not in waiting]
+        wave = next_parked(self.parked, rule, len(fresh))
+        patient = wave is None
+        if wave is None:
+            wave = SimWave(self, rule, fresh)
+        else:
+            self.parked.remove(wave)
+        climb(wave, rule, self.setting.num_layers, self.parked, patient)
+        assert isinstance(wave, SimWave)
+        return wave
+
+    def _take(self, wave: SimWave) -> int:
+        for row, emission, executed in wave.spoken:
+            row.emission.append(emission)
+            row.executed.append(executed)
+            self.pay("host", "row")
+            if row.over:
+                row.ended = self.now
+                self.running.remove(row)
+                self.taken.remove(row.slot)
+                self.pay("slots", "end")
+        return len(wave.spoken)
+
+    def _move_together(self) -> None:
+        if self.parked:
+            return
+        self.running.sort(key=lambda row: row.slot)
+        for place, row in enumerate(self.running):
+            if row.slot != place:
+                self.taken.remove(row.slot)
+                self.taken.add(place)
+                row.slot = place
+                self.pay("slots", "move")
