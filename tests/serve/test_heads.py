@@ -120,6 +120,16 @@ def test_near_ties_are_left_to_the_full_head() -> None:
     assert state.fallbacks == 7
 
 
+def test_of_logits_that_bf16_makes_equal_the_smallest_id_wins_without_the_full_head() -> None:
+    words = drawn(100, 64, seed=26, dtype=torch.bfloat16)
+    words[50:] = words[:50]
+    hidden = words[torch.arange(60, 70)]
+    served, state = runner(words), HeadState()
+    assert emitted(ScreenedHead(served, 8), hidden, state) == list(range(10, 20))
+    assert emitted(FullHead(served), hidden) == list(range(10, 20))
+    assert state.fallbacks == 0
+
+
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), width=st.sampled_from([5, 64, 300]), dtype=st.sampled_from(DTYPES))
 def test_int8_logits_and_margins_keep_within_the_bound(seed: int, width: int, dtype: torch.dtype) -> None:
