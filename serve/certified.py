@@ -27,8 +27,8 @@ class Certificates:
         self._row_exact = rule in ROW_EXACT
         self._cuts = rule is BatchRule.quantile  # even a row at full depth may have to speak early
 
-    def resolve(self, options: RequestOptions) -> tuple[Policy, bool]:
-        """The policy that a request asks for, and whether its answer is certified.
+    def resolve(self, options: RequestOptions, limit: int) -> tuple[Policy, bool]:
+        """The policy that a request asks for, and whether its answer, of at most ``limit`` tokens, is certified.
 
         Certified are full depth, and thresholds of a certified set under greedy decoding to EOS or N with a
         row-exact rule, on an engine that decodes as the artifact says.
@@ -40,7 +40,7 @@ class Certificates:
         policy = self._policy(options)
         if isinstance(policy, Full) or (isinstance(policy, Confident) and policy.schedule.exits_off):
             return policy, not self._cuts
-        return policy, options.plain and self._row_exact and self._speaks_of(policy)
+        return policy, options.plain and self._row_exact and self._speaks_of(policy, limit)
 
     def _policy(self, options: RequestOptions) -> Policy:
         if options.policy is not None:
@@ -75,11 +75,11 @@ class Certificates:
             )
         return fitting[0]
 
-    def _speaks_of(self, policy: Policy) -> bool:
+    def _speaks_of(self, policy: Policy, limit: int) -> bool:
         return isinstance(policy, Confident) and any(
             policy == artifact.policy(threshold)
             for artifact in self._artifacts
-            if artifact.measure is policy.measure and not self._foreign[artifact.name]
+            if not self._foreign[artifact.name] and limit >= artifact.identity.max_target_tokens
             for certificate in artifact.certificates
             for threshold in certificate.certified
         )

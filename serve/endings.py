@@ -15,9 +15,13 @@ def end_of(row: Row, eos_token_id: int, to_text: ToText) -> Reason | None:
         return Reason.eos
     if token in options.stop_ids and row.step >= options.min_tokens:
         return Reason.stop
-    if options.stop and row.step >= options.min_tokens:
+    if options.stop:
         text = to_text(row.tokens)
-        places = [place for place in (text.find(stop) for stop in options.stop) if place >= 0]
+        if row.step < options.min_tokens:
+            row.exempt = len(text.rstrip(UNFINISHED))
+            return None
+        found = (text.find(stop, max(0, row.exempt - len(stop) + 1)) for stop in options.stop)
+        places = [place for place in found if place >= 0]
         if places:
             row.text = text[: min(places)]
             return Reason.stop

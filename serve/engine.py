@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch import Tensor
 from calm.config import Measure
 from calm.cost import CostTable
 from calm.errors import CalmError, ConfigError, DataError
-from calm.policies import Confident, Oracle, Policy, fixed_depth
+from calm.policies import Confident, Oracle, Policy, Replay, fixed_depth
 from calm.rules import Rule, climb, next_parked
 
 from .accounting import Clock, StepRecord
@@ -126,7 +126,9 @@ class Engine:
         self._ended: list[Row] = []
         self._kept: list[Answer] = []  # of others, while a stream was read
         self._arrivals = 0
-        if costs is None and RuleChoice.decides(options):
+        if not RuleChoice.decides(options):
+            costs = None
+        elif costs is None:
             costs = self._measured()
         self._choice = RuleChoice(options, setting_of(self), costs, lambda asked: measure_check(self.machine, asked, 3))
 
@@ -144,12 +146,10 @@ class Engine:
             ConfigError, DataError, CalibrationError: the request cannot be served as it is asked for.
         """
         asked = replace(options or RequestOptions(), **named)
-        name = f"request-{self._arrivals}" if name is None else name
-        if name in self._rows:
-            raise ConfigError(f"request id {name!r} is in use; give another")
+        name = self._name(name)
         limit = self._limit(asked)
-        policy, certified = self._certificates.resolve(asked)
-        self._check(policy)
+        policy, certified = self._certificates.resolve(asked, limit)
+        self._check(policy, name)
         ids = self._ids(source)
         row = Row(
             id=name,
@@ -213,7 +213,9 @@ class Engine:
     def generate(self, sources: Sequence[Source], options: RequestOptions | None = None, **named: Any) -> list[Answer]:
         """Answers in the order of ``sources``; requests that fail have status ``failed``. The queue may be shorter.
 
-        Raises ConfigError when the engine has other work.
+        Raises:
+            ConfigError: the engine has other work, or the options cannot be served.
+            DataError: a source that cannot be read; nothing is answered then.
         """
         if self.has_work:
             raise ConfigError("generate needs an idle engine; use add_request and step beside other requests")
@@ -221,12 +223,18 @@ class Engine:
         todo = list(enumerate(sources))[::-1]
         names: dict[str, int] = {}
         answers: dict[int, Answer] = {}
-        while todo or self.has_work:
-            while todo and len(self._waiting) < self.options.max_waiting:
-                number, source = todo.pop()
-                names[self.add_request(source, asked)] = number
-            for answer in self.step().answers:
-                answers[names[answer.id]] = answer
+        try:
+            while todo or self.has_work:
+                while todo and len(self._waiting) < self.options.max_waiting:
+                    number, source = todo.pop()
+                    names[self.add_request(source, asked)] = number
+                for answer in self.step().answers:
+                    answers[names[answer.id]] = answer
+        except BaseException:  # of one source, or Ctrl-C: leave the engine idle
+            for name in names:
+                self.abort(name)
+            self._answers()
+            raise
         return [answers[i] for i in range(len(sources))]
 
     def stream(self, source: Source, options: RequestOptions | None = None, **named: Any) -> Iterator[str]:
@@ -238,14 +246,18 @@ class Engine:
         row, told = self._rows[name], ""
         others: list[Answer] = []
         try:
-            while not row.over:
-                others += [answer for answer in self.step().answers if answer.id != name]
+            while True:
                 text = visible_text(row, self.model.to_text)
                 if len(text) > len(told):
-                    yield text[len(told) :]
-                    told = text
+                    piece, told = text[len(told) :], text
+                    yield piece
+                elif row.over:
+                    break
+                else:
+                    others += [answer for answer in self.step().answers if answer.id != name]
         finally:
-            self.abort(name)
+            if self.abort(name):  # nobody reads on
+                others += [answer for answer in self._answers() if answer.id != name]
             self._kept += others
         if row.status is Status.failed:
             raise CalmError(row.error)
@@ -403,6 +415,19 @@ class Engine:
 
     # checks of a request
 
+    def _name(self, name: str | None) -> str:
+        """The id of a new request: as asked for, else one that is free."""
+        if name is None:
+            number = self._arrivals
+            while (free := f"request-{number}") in self._rows:
+                number += 1
+            return free
+        if not isinstance(name, str):
+            raise ConfigError(f"a request id must be a string, got {name!r:.40}")
+        if name in self._rows:
+            raise ConfigError(f"request id {name!r} is in use; give another")
+        return name
+
     def _limit(self, asked: RequestOptions) -> int:
         longest = self.model.max_target
         if (asked.max_tokens or 1) > longest:
@@ -410,15 +435,19 @@ class Engine:
         limit = asked.max_tokens or longest
         if asked.min_tokens > limit:
             raise ConfigError(f"min_tokens={asked.min_tokens} is above the {limit} tokens that the answer may have")
+        wrong = next((token for token in asked.stop_ids if not 0 <= token < self._vocabulary), None)
+        if wrong is not None:
+            raise ConfigError(f"stop id {wrong} is none: ids are whole numbers from 0 to {self._vocabulary - 1}")
         return limit
 
-    def _check(self, policy: Policy) -> None:
+    def _check(self, policy: Policy, name: str) -> None:
         num_layers = self.model.spec.num_layers
         if isinstance(policy, Oracle):
             raise ConfigError(
                 "policy 'oracle' needs every layer of every token, which no engine saves; decode with calm"
             )
-        fixed_depth(policy, "", 0, num_layers)
+        for step in range(self.model.max_target if isinstance(policy, Replay) else 1):
+            fixed_depth(policy, name, step, num_layers)
         if not isinstance(policy, Confident):
             return
         if policy.measure is Measure.classifier and self.model.classifier is None:
@@ -434,14 +463,20 @@ class Engine:
         """Ids of a source. Text is cut to the model's length; ids must fit and lie in the vocabulary."""
         if isinstance(source, str):
             return tuple(self.model.to_ids(source))
-        ids = tuple(source)
+        if isinstance(source, bytes) or not isinstance(source, Sequence):
+            raise DataError(f"a source is a text or a sequence of ids, got {type(source).__name__}")
+        if len(source) > self.model.max_source:
+            raise DataError(f"the source has {len(source)} ids, the model takes {self.model.max_source}; shorten it")
+        ids = tuple(cast(Sequence[int], source))
         if not ids:
             raise DataError("a source of ids is empty; it needs at least the end-of-sequence id")
-        wrong = next((token for token in ids if type(token) is not int or not 0 <= token < self._vocabulary), None)
-        if wrong is not None:
-            raise DataError(f"source id {wrong!r} is none: ids are whole numbers from 0 to {self._vocabulary - 1}")
-        if len(ids) > self.model.max_source:
-            raise DataError(f"the source has {len(ids)} ids, the model takes {self.model.max_source}; shorten it")
+        sound = (type(token) is int and 0 <= token < self._vocabulary for token in ids)
+        wrong = next((place for place, fits in enumerate(sound) if not fits), None)
+        if wrong is not None:  # by place: a number may be too long to be printed
+            raise DataError(
+                f"the source's id number {wrong} is none of the vocabulary: ids are whole numbers from 0 to "
+                f"{self._vocabulary - 1}"
+            )
         return ids
 
     @property

@@ -1,6 +1,9 @@
 """How an engine runs, and what one request asks for: plain dataclasses with their ranges."""
 
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeVar, cast
 
 from calm.config import INF, BatchRule, Consistency, Head, check_range
 from calm.errors import ConfigError
@@ -8,6 +11,38 @@ from calm.policies import Policy
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
+MAX_STOP_IDS = 256
+Choice = TypeVar("Choice", bound=Enum)
+
+
+def _whole(name: str, value: Any) -> None:
+    """Raise ConfigError unless it is a whole number of at most 64 bits (longer ones cannot even be printed)."""
+    if type(value) is not int:
+        raise ConfigError(f"{name} must be a whole number, got {value!r:.40}")
+    if value.bit_length() > 64:
+        raise ConfigError(f"{name} is a number of {value.bit_length()} bits; give one of at most 64")
+
+
+def _number(name: str, value: Any) -> None:
+    """Raise ConfigError unless it is a whole number or a float, which may be NaN: its range says so."""
+    if type(value) is int:
+        _whole(name, value)
+    elif not isinstance(value, float):
+        raise ConfigError(f"{name} must be a number, got {value!r:.40}")
+
+
+def _flag(name: str, value: Any) -> None:
+    if type(value) is not bool:
+        raise ConfigError(f"{name} must be true or false, got {value!r:.40}")
+
+
+def _choice(name: str, kind: type[Choice], value: Any) -> Choice:
+    """The member of an enum, given as such or by its value."""
+    try:
+        return kind(value)
+    except ValueError:
+        there = ", ".join(str(member.value) for member in kind)
+        raise ConfigError(f"{name}={value!r:.40} is none; choose from {there}") from None
 
 
 @dataclass(frozen=True)
@@ -47,12 +82,16 @@ class EngineOptions:
     poison: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_age", "max_batch", "max_waiting", "prefill_rows", "prefill_calls", "source_multiple"):
-            check_range(name, getattr(self, name), 1, INF)
+        object.__setattr__(self, "rule", _choice("rule", BatchRule, self.rule))
+        object.__setattr__(self, "head", _choice("head", Head, self.head))
+        least = {"company": 0, "cross_cache_rows": 0, "head_k": 2}
+        for name in ("max_age", "max_batch", "max_waiting", "prefill_rows", "prefill_calls", "source_multiple", *least):
+            _whole(name, getattr(self, name))
+            check_range(name, getattr(self, name), least.get(name, 1), INF)
+        _number("quantile", self.quantile)
         check_range("quantile", self.quantile, 0, 1, open_low=True)
-        check_range("company", self.company, 0, INF)
-        check_range("cross_cache_rows", self.cross_cache_rows, 0, INF)
-        check_range("head_k", self.head_k, 2, INF)
+        for size in self.buckets:
+            _whole("a bucket", size)
         if self.buckets and (list(self.buckets) != sorted(set(self.buckets)) or self.buckets[0] < 1):
             raise ConfigError(f"buckets must be ascending positive numbers, got {list(self.buckets)}")
         if self.buckets and self.buckets[-1] != self.max_batch:
@@ -106,20 +145,51 @@ class RequestOptions:
         asked = [name for name in ("policy", "threshold", "tolerance") if getattr(self, name) is not None]
         if len(asked) > 1:
             raise ConfigError(f"{' and '.join(asked)} exclude each other: give one of them")
-        if self.threshold is not None:
-            check_range("threshold", self.threshold, 0, 1)
+        if self.policy is not None and not isinstance(self.policy, Policy):
+            raise ConfigError(f"policy must be one of calm.policies, got {self.policy!r:.40}")
+        object.__setattr__(self, "consistency", _choice("consistency", Consistency, self.consistency))
+        for name in ("threshold", "tolerance"):
+            if getattr(self, name) is not None:
+                _number(name, getattr(self, name))
+                check_range(name, getattr(self, name), 0, 1)
+        self._check_tokens()
+        for name in ("temperature", "top_p"):
+            _number(name, getattr(self, name))
+        check_range("temperature", self.temperature, 0, INF, open_high=True)
+        check_range("top_p", self.top_p, 0, 1, open_low=True)
+        if self.seed is not None:
+            _whole("seed", self.seed)
+        _flag("ignore_eos", self.ignore_eos)
+        self._check_stops()
+
+    def _check_tokens(self) -> None:
         if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens)
             check_range("max_tokens", self.max_tokens, 1, INF)
+        _whole("min_tokens", self.min_tokens)
         check_range("min_tokens", self.min_tokens, 0, INF)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ConfigError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
-        check_range("temperature", self.temperature, 0, INF, open_high=True)
-        check_range("top_p", self.top_p, 0, 1, open_low=True)
+
+    def _check_stops(self) -> None:
+        stop, stop_ids = cast(Any, self.stop), cast(Any, self.stop_ids)
+        if isinstance(stop, str) or not isinstance(stop, Sequence):
+            raise ConfigError(f"stop must be a list of strings, got {stop!r:.40}")
         if len(self.stop) > MAX_STOPS:
             raise ConfigError(f"at most {MAX_STOPS} stop strings, got {len(self.stop)}")
         for text in self.stop:
+            if not isinstance(text, str):
+                raise ConfigError(f"a stop string must be a string, got {text!r:.40}")
             if not 1 <= len(text) <= MAX_STOP_CHARS:
                 raise ConfigError(f"a stop string has 1 to {MAX_STOP_CHARS} characters, got {len(text)}")
+        if isinstance(stop_ids, str) or not isinstance(stop_ids, Set | Sequence):
+            raise ConfigError(f"stop_ids must be a set of token ids, got {stop_ids!r:.40}")
+        if len(self.stop_ids) > MAX_STOP_IDS:
+            raise ConfigError(f"at most {MAX_STOP_IDS} stop ids, got {len(self.stop_ids)}")
+        for token in self.stop_ids:
+            _whole("a stop id", token)
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_ids", frozenset(self.stop_ids))
 
     @property
     def greedy(self) -> bool:
@@ -127,12 +197,5 @@ class RequestOptions:
 
     @property
     def plain(self) -> bool:
-        """Nothing but EOS or N ends the answer and nothing but the argmax makes it: what a certificate speaks of."""
-        return (
-            self.greedy
-            and self.max_tokens is None
-            and self.min_tokens == 0
-            and not self.stop
-            and not self.stop_ids
-            and not self.ignore_eos
-        )
+        """Nothing but EOS or the length ends the answer and nothing but the argmax makes it."""
+        return self.greedy and self.min_tokens == 0 and not self.stop and not self.stop_ids and not self.ignore_eos

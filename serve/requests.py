@@ -91,6 +91,7 @@ class Row:
         limit: tokens at most.
         next_input: the token that the next step embeds.
         slot: of its K/V, -1 while waiting.
+        exempt: characters at the beginning within which a stop string does not count: they are of ``min_tokens``.
     """
 
     id: str
@@ -107,6 +108,7 @@ class Row:
     reason: Reason | None = None
     error: str = ""
     text: str | None = None  # where a stop string cut it
+    exempt: int = 0
     tokens: list[int] = field(default_factory=list)
     crossing: list[int] = field(default_factory=list)
     emission: list[int] = field(default_factory=list)

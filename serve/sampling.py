@@ -35,7 +35,8 @@ def draw(logits: Float[Tensor, " vocab"], temperature: float, top_p: float, numb
 
     Top-p keeps the fewest tokens whose probability reaches ``top_p``; at least one.
     """
-    order = torch.sort(logits.double() / temperature, descending=True, stable=True)
+    scaled = (logits.double() - float(logits.max())) / temperature  # differences: no temperature is too low
+    order = torch.sort(scaled, descending=True, stable=True)
     mass = order.values.softmax(dim=-1).cumsum(dim=-1)
     kept = int((mass < top_p).sum()) + 1
     kept = min(kept, mass.shape[0])

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calm.calibration import Artifact, ModelIdentity, calibrate, hash_rows, needed_n
+from calm.calibration import Artifact, ModelIdentity, hash_rows, needed_n
+from calm.calibration.calibrate import calibrate
 from calm.calibration.consistency import ConsistencyLoss
 from calm.calibration.grid import check_grid
 from calm.calibration.pvalues import hoeffding_bentkus

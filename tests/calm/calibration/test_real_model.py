@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from calm.calibration import Artifact, ModelIdentity, calibrate
+from calm.calibration import Artifact, ModelIdentity
+from calm.calibration.calibrate import calibrate
 from calm.calibration.consistency import ConsistencyLoss
 from calm.config import CalibrationConfig, Consistency, Measure, Schedule
 from calm.decode import OneDecoder
