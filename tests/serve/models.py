@@ -1,22 +1,26 @@
 """Tiny models, sources and policies of the engine's tests: random T5s whose depth varies by token and by row."""
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 import torch
 
 from calm.config import BatchRule, Measure, Schedule
+from calm.cost import CostTable
 from calm.decode_batch import BatchDecoder
 from calm.models.t5 import EarlyExitT5
 from calm.policies import Confident, Full, Policy, Replay, Static
 from calm.records import Example
+from calm.rules import Rule
 from calm.thresholds import ThresholdSchedule
+from serve.engine import Engine
 from serve.model import ServedModel, served
 from tests.scripted import early_exit, examples, random_t5
 
 VOCABULARY = 97
 LENGTH = 10
-EXACT = (BatchRule.own, BatchRule.compact, BatchRule.rebatch)
+EXACT = (BatchRule.own, BatchRule.compact, BatchRule.rebatch, BatchRule.auto)
 COUPLED = (BatchRule.sync, BatchRule.quantile, BatchRule.lockstep)
 SHAPES: dict[str, dict[str, Any]] = {
     "v1.1": dict(tied=False, gated=True),
@@ -34,6 +38,29 @@ def tiny(shape: str = "v1.1", seed: int = 1, dtype: torch.dtype = torch.float32)
 @cache
 def tiny_served(shape: str = "v1.1", seed: int = 1, dtype: torch.dtype = torch.float32) -> ServedModel:
     return served(tiny(shape, seed, dtype))
+
+
+class Fickle:
+    """Stands for the choice that ``auto`` makes: another row-exact rule for every wave, while nobody is parked."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def rule(self, running: int, parked: bool, measures: Iterable[Measure] = ()) -> Rule:
+        self._turn += not parked
+        return Rule(EXACT[self._turn % 3], company=2, max_age=2)
+
+    def saw(self, crossings: Iterable[int]) -> None:
+        pass
+
+
+def engine_of(rule: BatchRule, model: ServedModel | None = None, **options: Any) -> Engine:
+    """An engine of a tiny model whose slots are poisoned; no time is measured for it."""
+    options = {"company": 2, "max_age": 2, "poison": True, **options}
+    engine = Engine(model or tiny_served(), rule=rule, costs=CostTable({}), **options)
+    if rule is BatchRule.auto:
+        engine._choice = Fickle()  # type: ignore[assignment]
+    return engine
 
 
 @cache

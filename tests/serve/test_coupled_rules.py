@@ -18,10 +18,9 @@ from calm.data.text import encode_source
 from calm.decode import layer_view
 from calm.models.t5_adapter import RowState, T5Adapter
 from calm.policies import Confident, Policy, Static, fixed_depth
-from serve.engine import Engine
 from serve.requests import Status
 
-from .models import LENGTH, confident, mixed_policies, texts, tiny, tiny_served, usual
+from .models import LENGTH, confident, engine_of, mixed_policies, texts, tiny, usual
 
 MODEL = tiny()
 LAYERS = MODEL.num_layers
@@ -130,9 +129,7 @@ def plain(rule: BatchRule, sources: list[str], policies: list[Policy], arrivals:
 
 def same_as_plain(rule: BatchRule, policies: list[Policy], arrivals: list[int]) -> None:
     sources = texts(len(policies))
-    engine = Engine(
-        tiny_served(), rule=rule, quantile=SHARE, max_batch=len(sources), prefill_calls=len(sources), poison=True
-    )
+    engine = engine_of(rule, quantile=SHARE, max_batch=len(sources), prefill_calls=len(sources))
     answers = {}
     for now in range(max(arrivals) + LENGTH):
         for number, arrival in enumerate(arrivals):
@@ -172,7 +169,7 @@ def test_rows_that_come_and_go_with_policies_of_their_own(rule: BatchRule) -> No
 
 def test_finished_rows_count_as_crossed() -> None:
     """A deep row holds a shallow one up exactly as long as it lives."""
-    engine = Engine(tiny_served(), rule=BatchRule.sync, max_batch=2, poison=True)
+    engine = engine_of(BatchRule.sync, max_batch=2)
     engine.add_request(texts()[0], policy=Static(1), name="shallow")
     engine.add_request(texts()[1], max_tokens=3, name="deep")
     found = {}

@@ -14,7 +14,7 @@ from serve.requests import Status
 from serve.slots import Slots
 from serve.wave import Spoken
 
-from .models import COUPLED, EXACT, confident, rows, texts, tiny, tiny_served, usual
+from .models import COUPLED, EXACT, confident, engine_of, rows, texts, tiny, usual
 from .near_ties import Reference
 
 COUNT = 5
@@ -23,7 +23,7 @@ POLICY = confident(Measure.softmax, usual(Measure.softmax, below=0.4), Schedule.
 
 def watched(rule: BatchRule, see: Callable[[Engine, Spoken], None]) -> Engine:
     """An engine that shows every wave's words, its slots as they then are."""
-    engine = Engine(tiny_served(), rule=rule, quantile=0.6, max_batch=COUNT, prefill_calls=COUNT, poison=True)
+    engine = engine_of(rule, quantile=0.6, max_batch=COUNT, prefill_calls=COUNT)
     take = engine._take
 
     def shown(spoken: Spoken) -> list[tuple[str, int]]:
@@ -91,8 +91,8 @@ def test_every_layer_holds_what_decode_one_holds(rule: BatchRule) -> None:
 
 @pytest.mark.parametrize("rule", EXACT, ids=lambda rule: rule.value)
 def test_without_backfill_answers_diverge(rule: BatchRule, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Engine(tiny_served(), rule=rule, max_batch=COUNT).generate(texts(COUNT), policy=POLICY)
-    engine = Engine(tiny_served(), rule=rule, max_batch=COUNT)
+    right = engine_of(rule, max_batch=COUNT, poison=False).generate(texts(COUNT), policy=POLICY)
+    engine = engine_of(rule, max_batch=COUNT, poison=False)
     monkeypatch.setattr(engine.runner, "backfill", lambda *arguments: None)
     wrong = engine.generate(texts(COUNT), policy=POLICY)
     assert all(answer.status is Status.finished for answer in wrong)
@@ -100,7 +100,7 @@ def test_without_backfill_answers_diverge(rule: BatchRule, monkeypatch: pytest.M
 
 
 def test_freed_slots_are_poisoned_and_never_read() -> None:
-    engine = Engine(tiny_served(), rule=BatchRule.compact, max_batch=3, poison=True)
+    engine = engine_of(BatchRule.compact, max_batch=3)
     first = engine.generate(texts(8), policy=POLICY)
     for tensor in (engine.slots.keys, engine.slots.values, engine.slots.cross_keys, engine.slots.cross_values):
         freed = tensor[:, : engine.slots.count]
@@ -113,7 +113,7 @@ def test_freed_slots_are_poisoned_and_never_read() -> None:
 def test_a_stale_read_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: a slot that is handed on with what was in it makes every answer fail."""
     monkeypatch.setattr(Slots, "_clear", lambda self, slot: None)
-    engine = Engine(tiny_served(), max_batch=2, poison=True)
+    engine = engine_of(BatchRule.own, max_batch=2)
     answers = engine.generate(texts(3), policy=POLICY)
     assert {answer.status for answer in answers} == {Status.failed}
     assert {answer.error for answer in answers} == {"the logits are not finite"}

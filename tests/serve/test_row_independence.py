@@ -15,7 +15,7 @@ from serve.model import ServedModel
 from serve.requests import Answer
 from serve.wave import Spoken
 
-from .models import EXACT, confident, rows, texts, tiny, tiny_served, usual
+from .models import EXACT, confident, engine_of, rows, texts, tiny, tiny_served, usual
 from .near_ties import Reference, Tally
 
 BUCKET = 8
@@ -45,7 +45,7 @@ Seen = dict[str, list[Tensor]]
 
 def watched(dtype: torch.dtype, rule: BatchRule) -> tuple[Engine, Seen]:
     """An engine of one bucket, and the hidden states that its rows spoke from."""
-    engine = Engine(loud(dtype), rule=rule, max_batch=BUCKET, buckets=(BUCKET,), company=2, record_confidences=True)
+    engine = engine_of(rule, loud(dtype), max_batch=BUCKET, buckets=(BUCKET,), record_confidences=True)
     seen: Seen = {}
     take = engine._take
 
@@ -115,10 +115,7 @@ def test_across_buckets_rows_differ_at_near_ties_only(rule: BatchRule) -> None:
     crowd = rows(50, seed=31)
     sizes = (1, 3, 16)
     answers = {
-        size: Engine(tiny_served(), rule=rule, max_batch=size, poison=True).generate(
-            [row.source for row in crowd], policy=policy
-        )
-        for size in sizes
+        size: engine_of(rule, max_batch=size).generate([row.source for row in crowd], policy=policy) for size in sizes
     }
     tally = Tally()
     for number, row in enumerate(crowd):
