@@ -1,0 +1,138 @@
+"""A request that breaks its step, its encoding or its numbers fails alone, in one line, and the engine goes on."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from calm.config import BatchRule
+from serve.engine import Engine
+from serve.model import ServedModel
+from serve.requests import Answer, Reason, Status
+
+from .models import COUPLED, EXACT, engine_of, policy_for, rows, tiny_served
+from .near_ties import Tally, told
+
+BAD = 96  # a source with this id is poison
+KINDS = ("softmax", "agreement-2", "static", "state", "full")
+SOURCES = (0, 1, 5, 6, 9)
+ALL = [*EXACT, *COUPLED]
+
+
+def raising(engine: Engine, at_layer: int = 1, error: Exception | None = None) -> Callable[..., Tensor]:
+    """The engine's layer function, which raises when a row called poison is in the batch."""
+    run = engine.runner.layer
+    error = error or RuntimeError("no such luck\n  in a second line")
+
+    def layer(layer: int, hidden: Tensor, slots: Tensor, *rest: Any) -> Tensor:
+        poison = {row.slot for row in engine._running if row.id.startswith("poison")}
+        if layer == at_layer and poison & set(slots.tolist()):
+            raise error
+        return run(layer, hidden, slots, *rest)
+
+    return layer
+
+
+def served_mates(engine: Engine, poison: dict[int, str], later: int = 0) -> dict[str, Answer]:
+    """Answers to mates of every kind; poison (source by name) comes ``later`` steps after them."""
+    for number, kind in zip(SOURCES, KINDS, strict=True):
+        engine.add_request(rows()[number].source, policy=policy_for(kind, f"r{number}", number), name=f"r{number}")
+    answers: dict[str, Answer] = {}
+    for _ in range(later):
+        answers.update({answer.id: answer for answer in engine.step().answers})
+    for number, source in poison.items():
+        engine.add_request(source, name=f"poison{number}")
+    while engine.has_work:
+        answers.update({answer.id: answer for answer in engine.step().answers})
+    assert not engine.slots.taken
+    return answers
+
+
+def mates_are_as_alone(answers: dict[str, Answer]) -> None:
+    tally = Tally()
+    for number, kind in zip(SOURCES, KINDS, strict=True):
+        assert answers[f"r{number}"].status is Status.finished
+        tally.compare(answers[f"r{number}"], told(number, kind))
+    tally.check()
+    assert tally.ties == 0
+
+
+@pytest.mark.parametrize("at_layer", [1, 3])
+@pytest.mark.parametrize("later", [0, 3])
+@pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.value)
+def test_a_row_that_raises_fails_alone(
+    rule: BatchRule, later: int, at_layer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def engine() -> Engine:
+        return engine_of(rule, quantile=0.6, max_batch=6, prefill_calls=6)
+
+    poisoned = engine()
+    monkeypatch.setattr(poisoned.runner, "layer", raising(poisoned, at_layer))
+    answers = served_mates(poisoned, {0: "w50 w51"}, later)
+    assert answers["poison0"].status is Status.failed and answers["poison0"].reason is Reason.failed
+    assert answers["poison0"].error == "no such luck in a second line"
+    assert answers["poison0"].tokens == () and not answers["poison0"].certified
+    if rule in EXACT:
+        mates_are_as_alone(answers)
+    else:  # as if it had never been there
+        clean = served_mates(engine(), {})
+        assert {name: answer.tokens for name, answer in answers.items() if name in clean} == {
+            name: answer.tokens for name, answer in clean.items()
+        }
+
+
+@cache
+def bad_model(how: str) -> ServedModel:
+    """A model whose encoder raises on a poison source, or answers it with NaN."""
+    model = tiny_served()
+
+    def encode(ids: Tensor, mask: Tensor) -> Tensor:
+        bad = (ids == BAD).any(dim=1)
+        if how == "raise" and bad.any():
+            raise ValueError("cannot encode that")
+        return torch.where(bad[:, None, None], torch.nan, model.encode(ids, mask))
+
+    return replace(model, encode=encode)
+
+
+@pytest.mark.parametrize("how", ["raise", "nan"])
+@pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.value)
+def test_a_bad_encoding_and_bad_numbers_fail_alone(rule: BatchRule, how: str) -> None:
+    engine = engine_of(rule, bad_model(how), quantile=0.6, max_batch=7, prefill_rows=4)
+    answers = served_mates(engine, {0: f"w{BAD}", 1: f"w7 w{BAD} w8"})
+    expected = {"raise": "cannot encode that", "nan": "the logits are not finite"}[how]
+    assert [answers[f"poison{i}"].error for i in (0, 1)] == [expected] * 2
+    assert [answers[f"poison{i}"].status for i in (0, 1)] == [Status.failed] * 2
+    if rule in EXACT:
+        mates_are_as_alone(answers)
+    else:
+        assert all(answers[f"r{number}"].status is Status.finished for number in SOURCES)
+
+
+def test_after_three_poisons_the_engine_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(BatchRule.rebatch, max_batch=4)
+    monkeypatch.setattr(engine.runner, "layer", raising(engine, 2, MemoryError()))
+    for turn in range(3):
+        answers = served_mates(engine, {turn: f"w{40 + turn}"}, later=2)
+        assert answers[f"poison{turn}"].error == "MemoryError"
+    mates_are_as_alone(served_mates(engine, {}))
+
+
+def test_rows_that_raise_only_together_all_fail_and_the_engine_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(BatchRule.own, max_batch=6, prefill_calls=6)
+    run = engine.runner.layer
+
+    def layer(layer: int, hidden: Tensor, slots: Tensor, *rest: Any) -> Tensor:
+        if len(set(slots.tolist()) & engine.slots.taken) > 1:
+            raise RuntimeError("too many")
+        return run(layer, hidden, slots, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "layer", layer)
+        answers = served_mates(engine, {})
+        assert {answer.error for answer in answers.values()} == {"too many"}
+    mates_are_as_alone(served_mates(engine, {}))
