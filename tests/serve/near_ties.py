@@ -116,4 +116,4 @@ class Tally:
         """Print the count; near-ties must be rare, and depths must vary, or nothing of the backfill is read."""
         print(f"{self.ties} near-ties in {self.rows} rows, depths {sorted(self.depths)}")
         assert len(self.depths) >= depths, self.depths
-        assert self.ties < max(SHARE * self.rows, 1e-9) or self.ties == 0, f"{self.ties} of {self.rows}"
+        assert self.ties == 0 or self.ties < SHARE * self.rows, f"{self.ties} of {self.rows}"

@@ -78,16 +78,22 @@ CROWDS: dict[str, Callable[[], tuple[list[int], list[str]]]] = {
 }
 
 
+@cache
+def by_themselves(dtype: torch.dtype) -> tuple[dict[str, Answer], Seen]:
+    answers: dict[str, Answer] = {}
+    hidden: Seen = {}
+    for number in (0, 1, 5, 6):
+        engine, seen = watched(dtype, BatchRule.own)
+        answers.update(run(engine, [number], []))
+        hidden.update(seen)
+    return answers, hidden
+
+
 @pytest.mark.parametrize("crowd", CROWDS)
 @pytest.mark.parametrize("rule", EXACT, ids=lambda rule: rule.value)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_bits_do_not_depend_on_mates_and_order(dtype: torch.dtype, rule: BatchRule, crowd: str) -> None:
-    alone: dict[str, Answer] = {}
-    alone_hidden: Seen = {}
-    for number in (0, 1, 5, 6):
-        engine, seen = watched(dtype, BatchRule.own)
-        alone.update(run(engine, [number], []))
-        alone_hidden.update(seen)
+    alone, alone_hidden = by_themselves(dtype)
     engine, seen = watched(dtype, rule)
     numbers, mates = CROWDS[crowd]()
     together = run(engine, numbers, mates)
@@ -108,11 +114,12 @@ def bits(answer: Answer) -> list[list[str]]:
     return [[value.hex() for value in step] for step in answer.confidences]
 
 
-@pytest.mark.parametrize("rule", EXACT, ids=lambda rule: rule.value)
-def test_across_buckets_rows_differ_at_near_ties_only(rule: BatchRule) -> None:
+@pytest.mark.parametrize("count", [40, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rule", [BatchRule.own, BatchRule.auto], ids=lambda rule: rule.value)
+def test_across_buckets_rows_differ_at_near_ties_only(rule: BatchRule, count: int) -> None:
     policy = confident(Measure.softmax, usual(Measure.softmax))
     reference = Reference(tiny(), record_confidences=True)
-    crowd = rows(50, seed=31)
+    crowd = rows(count, seed=31)
     sizes = (1, 3, 16)
     answers = {
         size: engine_of(rule, max_batch=size).generate([row.source for row in crowd], policy=policy) for size in sizes
