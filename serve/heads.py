@@ -5,7 +5,7 @@ best k afterwards. ``ScreenedHead`` looks at int8 copies of the words and rescor
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -40,6 +40,7 @@ class HeadState:
         return rows if self.live is None else rows & self.live
 
 
+@runtime_checkable
 class Vocabulary(Protocol):
     """A head over a runner's hidden states. All calls of a step get the same state, row for row."""
 

@@ -5,7 +5,7 @@ those of a bucket and of the slots, never of the rows in it, and nothing here re
 ``told``, which a runner that decides on the device answers with False.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from calm.models.base import DecoderSpec
 from .slots import Slots
 
 
+@runtime_checkable
 class Runner(Protocol):
     """The verbs of a decode step. Layers count from 1; B is a bucket."""
 

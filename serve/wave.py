@@ -85,7 +85,7 @@ class Climbers:
     previous: Float[Tensor, "rows d_model"]
     crossed: Bool[Tensor, " rows"]
     crossing: Int[Tensor, " rows"]
-    confidences: Float[Tensor, "rows layers"]
+    confidences: Float[Tensor, "rows recorded"]
     argmax: Tensor | None = None
     run: Tensor | None = None
     candidates: Tensor | None = None
