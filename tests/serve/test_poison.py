@@ -113,6 +113,22 @@ def test_a_bad_encoding_and_bad_numbers_fail_alone(rule: BatchRule, how: str) ->
         assert all(answers[f"r{number}"].status is Status.finished for number in SOURCES)
 
 
+def test_rows_that_wait_for_company_start_their_step_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(BatchRule.rebatch, company=4, max_age=8, max_batch=8)
+    monkeypatch.setattr(engine.runner, "layer", raising(engine))
+    for number in (0, 6):
+        engine.add_request(rows()[number].source, name=f"r{number}")
+    engine.step()
+    assert sum(wave.size for wave in engine._parked) == 2
+    engine.add_request("w50 w51", name="poison")
+    answers: dict[str, Answer] = {}
+    while engine.has_work:
+        answers.update({answer.id: answer for answer in engine.step().answers})
+    assert answers["poison"].status is Status.failed
+    for number in (0, 6):
+        Tally().compare(answers[f"r{number}"], told(number, "full"))
+
+
 def test_after_three_poisons_the_engine_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(BatchRule.rebatch, max_batch=4)
     monkeypatch.setattr(engine.runner, "layer", raising(engine, 2, MemoryError()))

@@ -14,7 +14,8 @@ from calm.models.t5 import EarlyExitT5
 from calm.policies import Full, Policy, Static
 from serve.engine import Engine
 from serve.model import served
-from serve.requests import Answer, Status
+from serve.requests import Answer, Row, Status
+from serve.wave import EngineWave
 from tests.scripted import early_exit, random_t5
 
 from .models import (
@@ -209,6 +210,30 @@ def test_rows_that_wait_keep_what_they_have(monkeypatch: pytest.MonkeyPatch) -> 
     engine = engine_of(BatchRule.rebatch, company=2, max_age=3, max_batch=4)
     answers = play(engine, events)
     assert answers["r3"].parked == len(answers["r3"].tokens)
+    for number, (source, kind, *_) in enumerate(events):
+        Tally().compare(answers[f"r{number}"], told(source, kind))
+
+
+def test_an_abort_leaves_the_others_that_wait_as_they_are() -> None:
+    """Of rows that wait for company together one goes; the others go on from where they were."""
+    kinds = ["full", "agreement-4", "full", "agreement-4"]
+    sources = [6, 0, 1, 9]
+    events: list[Event] = [
+        (source, kind, 0, 3 if number == 1 else None, None)
+        for number, (source, kind) in enumerate(zip(sources, kinds, strict=True))
+    ]
+    engine = engine_of(BatchRule.rebatch, company=5, max_age=2, max_batch=8, prefill_rows=4)
+    drop, waited = EngineWave.drop, []
+
+    def dropped(wave: EngineWave, row: Row) -> bool:
+        waited.append((row.id, [each.id for each in wave.rows]))
+        return drop(wave, row)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EngineWave, "drop", dropped)
+        answers = play(engine, events)
+    assert any(name == "r1" and "r1" in rows_there and len(rows_there) > 2 for name, rows_there in waited)
+    assert answers["r1"].status is Status.cancelled
     for number, (source, kind, *_) in enumerate(events):
         Tally().compare(answers[f"r{number}"], told(source, kind))
 

@@ -44,6 +44,7 @@ class Requests(RuleBasedStateMachine):
         self.engine = engine_of(
             self.batch_rule,
             quantile=0.5,
+            company=3,
             max_batch=MAX_BATCH,
             max_waiting=MAX_WAITING,
             prefill_rows=PREFILL_ROWS,
@@ -74,7 +75,8 @@ class Requests(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(choice=st.randoms(use_true_random=False))
     def abort(self, choice: random.Random) -> None:
-        name = choice.choice(sorted(self.open))
+        waiting = sorted(row.id for wave in self.engine._parked for row in wave.rows)
+        name = choice.choice(waiting or sorted(self.open))
         assert self.engine.abort(name) is (name not in self.aborted)
         self.aborted.add(name)
 
