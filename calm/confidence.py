@@ -102,6 +102,8 @@ def exit_probability(view: LayerView) -> Float[Tensor, " rows"]:
     return view.classifier(view.hidden).float()
 
 
+HEAD_MEASURES = (Measure.softmax, Measure.max_prob, Measure.entropy, Measure.agreement)  # those that read ``logits``
+
 CONFIDENCE: dict[Measure, Callable[[LayerView], Tensor]] = {
     Measure.softmax: softmax_margin,
     Measure.state: state_similarity,

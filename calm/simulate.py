@@ -6,9 +6,8 @@ batch-coupled rules a recording stands for rows whose depth is given (policy rep
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool
@@ -17,93 +16,7 @@ from torch import Tensor
 from .config import Measure
 from .cost import CostTable, backfilling, checking
 from .rules import Flags, Rule, climb, next_group, next_parked
-
-
-@runtime_checkable
-class HasCrossings(Protocol):
-    """A DecodeTrace, or an answer of the engine."""
-
-    @property
-    def crossing_layers(self) -> tuple[int, ...]: ...
-
-
-@dataclass(frozen=True)
-class Trace:
-    """One request of a simulation.
-
-    Attributes:
-        depths: crossing layer of each of its tokens, 1..L.
-        source: tokens of its source.
-        arrived: second at which it comes.
-        measure: that its policy asks; None where depths are given without one.
-        key: of its source; requests with the same one share an encoder call. None: nobody else has it.
-    """
-
-    depths: tuple[int, ...]
-    source: int = 1
-    arrived: float = 0.0
-    measure: Measure | None = None
-    key: str | None = None
-
-
-def traces_of(recorded: Iterable[HasCrossings], measure: Measure | None = None, source: int = 1) -> list[Trace]:
-    """Requests that come all at once and do what was recorded."""
-    return [Trace(row.crossing_layers, source, measure=measure) for row in recorded if row.crossing_layers]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What of an engine a simulation needs to know; as serve.options.EngineOptions has it.
-
-    Attributes:
-        buckets: batch sizes, ascending; the last is the number of slots.
-        checked: layers after which confidences are asked.
-    """
-
-    num_layers: int
-    buckets: tuple[int, ...]
-    checked: frozenset[int]
-    max_source: int = 1 << 30
-    prefill_rows: int = 4
-    prefill_calls: int = 2
-    source_multiple: int = 16
-    cross_cache_rows: int = 64
-
-    def bucket(self, rows: int) -> int:
-        return next(size for size in self.buckets if size >= rows)
-
-    def padded(self, length: int) -> int:
-        return min(-(-length // self.source_multiple) * self.source_multiple, self.max_source)
-
-
-@dataclass(eq=False)
-class SimRow:
-    """A request on its way. ``number``: order of arrival."""
-
-    number: int
-    trace: Trace
-    slot: int = -1
-    emission: list[int] = field(default_factory=list)
-    executed: list[int] = field(default_factory=list)
-    parked: int = 0
-    ended: float = 0.0
-
-    @property
-    def key(self) -> object:
-        return self.number if self.trace.key is None else self.trace.key
-
-    @property
-    def length(self) -> int:
-        return self.trace.source
-
-    @property
-    def depth(self) -> int:
-        """Of its next token."""
-        return self.trace.depths[len(self.emission)]
-
-    @property
-    def over(self) -> bool:
-        return len(self.emission) == len(self.trace.depths)
+from .sim_rows import Setting, SimRow, Trace
 
 
 @dataclass(frozen=True)
@@ -194,11 +107,12 @@ class SimWave:
             self.bucket = self.engine.setting.bucket(len(rows))
             pay("packing", "merge", self.bucket)
             pay("packing", "part", self.bucket, len(parts))
-        pay("head", "head", self.bucket)
-        pay("read", "read", self.bucket)
         for row in rows:
             emission = min(row.depth, self.layer) if self.rule.holds else self.layer
             self.spoken.append((row, emission, emission if self.rule.leaves else self.layer))
+        early = all(row.asks_head and row.depth <= self.layer and emission < last for row, emission, _ in self.spoken)
+        pay("head", "early_head" if early else "head", self.bucket)
+        pay("read", "read", self.bucket)
         above = min(executed for _, _, executed in self.spoken)
         if above < last:
             pay("backfill", backfilling(last - above), self.bucket)
@@ -247,6 +161,7 @@ class SimEngine:
         self._known: OrderedDict[object, None] = OrderedDict()  # sources whose cross K/V is kept
         self._arrivals = 0
         self.layers: list[int] = []
+        self._asked: frozenset[Measure] = frozenset()
         self._seconds: dict[str, float] = {}
 
     def add(self, trace: Trace) -> SimRow:
@@ -277,8 +192,7 @@ class SimEngine:
         """What the table calls a check after this layer of the rows that run."""
         if layer not in self.setting.checked:
             return checking(())
-        asked = {row.trace.measure for row in self.running} - {None}
-        return checking((m for m in asked if m is not None), layer == min(self.setting.checked))
+        return checking(self._asked, layer == min(self.setting.checked))
 
     def step(self) -> SimStep:
         """One step of the engine."""
@@ -340,6 +254,7 @@ class SimEngine:
 
     def _wave(self) -> SimWave:
         rule = self._rule if isinstance(self._rule, Rule) else self._rule(len(self.running), bool(self.parked))
+        self._asked = frozenset[Measure]().union(*(row.trace.measures for row in self.running))
         waiting = {id(row) for wave in self.parked for row in wave.rows}
         fresh = [row for row in self.running if id(row) not in waiting]
         wave = next_parked(self.parked, rule, len(fresh))

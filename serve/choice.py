@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from calm.config import BatchRule, Measure
 from calm.cost import CostTable, checking
 from calm.rules import Rule
-from calm.simulate import Setting, SimEngine, Trace
+from calm.sim_rows import Setting, Trace
+from calm.simulate import SimEngine
 
 from .options import EngineOptions
 
@@ -35,7 +36,7 @@ class RuleChoice:
         self, options: EngineOptions, setting: Setting, table: CostTable | None, check_costs: CheckCosts
     ) -> None:
         self._options, self._setting = options, setting
-        self.table = table
+        self.table = table if self.decides(options) else None
         self._check_costs = check_costs
         self._seen: deque[int] = deque(maxlen=TOKENS * options.max_batch)
         self._steps = 0
@@ -45,7 +46,7 @@ class RuleChoice:
 
     @staticmethod
     def decides(options: EngineOptions) -> bool:
-        """Whether these options need a cost table."""
+        """Whether these options leave something to decide."""
         return options.rule is BatchRule.auto or (options.rule is BatchRule.rebatch and not options.company)
 
     def saw(self, crossings: Iterable[int]) -> None:
@@ -68,7 +69,7 @@ class RuleChoice:
         assert self.table is not None
         if checking(measures) not in self.table.seconds:
             self.table = self.table.plus(self._check_costs(measures))
-        traces = self._traces(running, sorted(measures))
+        traces = self._traces(running, measures)
         return min(self._candidates(running), key=lambda rule: self._seconds(rule, traces))  # the first of equals
 
     def _candidates(self, running: int) -> list[Rule]:
@@ -79,13 +80,12 @@ class RuleChoice:
             return waiting
         return [Rule(BatchRule.own), Rule(BatchRule.compact), *waiting]
 
-    def _traces(self, running: int, measures: Sequence[Measure]) -> list[Trace]:
+    def _traces(self, running: int, measures: frozenset[Measure]) -> list[Trace]:
         """What so many rows would do: each takes every so-manieth crossing, as rows speak in turn."""
         seen = list(self._seen)
         length = min(TOKENS, len(seen) // running)
         seen = seen[len(seen) - length * running :]
-        asks: Sequence[Measure | None] = measures or [None]
-        return [Trace(tuple(seen[i::running]), measure=asks[i % len(asks)]) for i in range(running)]
+        return [Trace(tuple(seen[i::running]), measures=measures) for i in range(running)]
 
     def _seconds(self, rule: Rule, traces: Sequence[Trace]) -> float:
         assert self.table is not None

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from calm.confidence import CONFIDENCE, LayerView, Seen
+from calm.confidence import CONFIDENCE, HEAD_MEASURES, LayerView, Seen
 from calm.config import Measure
 from calm.rules import Flags, Rule
 
@@ -21,8 +21,6 @@ from .exits import MEASURES, Exits
 from .heads import HeadState, Vocabulary
 from .requests import Row
 from .runner import Runner
-
-HEAD_MEASURES = (Measure.softmax, Measure.max_prob, Measure.entropy, Measure.agreement)
 
 
 @dataclass
@@ -91,27 +89,25 @@ class Climbers:
     candidates: Tensor | None = None
 
     def select(self, index: Int[Tensor, " kept"]) -> "Climbers":
-        return self._with(lambda tensor, _: tensor[index], self)
-
-    def and_(self, other: "Climbers") -> "Climbers":
-        """The rows of both."""
-        return self._like(other)._with(lambda mine, theirs: torch.cat([mine, theirs]), other._like(self))
-
-    def _like(self, other: "Climbers") -> "Climbers":
-        """With what only the rows of ``other`` were asked for: these rows have no measure that reads it."""
-        blank = {
-            name: theirs.new_zeros(self.slots.shape + theirs.shape[1:])
-            for name in ("argmax", "run", "candidates")
-            if getattr(self, name) is None and (theirs := getattr(other, name)) is not None
-        }
-        return replace(self, **blank)
-
-    def _with(self, change: Callable[[Tensor, Tensor], Tensor], other: "Climbers") -> "Climbers":
         values: dict[str, Any] = {}
         for each in fields(self):
-            mine, theirs = getattr(self, each.name), getattr(other, each.name)
-            values[each.name] = None if mine is None or theirs is None else change(mine, theirs)
+            tensor = getattr(self, each.name)
+            values[each.name] = None if tensor is None else tensor[index]
         return Climbers(**values)
+
+    @classmethod
+    def of(cls, parts: Sequence["Climbers"]) -> "Climbers":
+        """The rows of all parts, one part after another."""
+        values: dict[str, Tensor] = {}
+        for each in fields(cls):
+            known = [(getattr(part, each.name), part.slots.shape) for part in parts]
+            like = next((tensor for tensor, _ in known if tensor is not None), None)
+            if like is not None:
+                # rows that were not asked for it have no measure that reads it
+                values[each.name] = torch.cat(
+                    [like.new_zeros(rows + like.shape[1:]) if tensor is None else tensor for tensor, rows in known]
+                )
+        return cls(**values)
 
 
 @dataclass
@@ -240,23 +236,23 @@ class EngineWave:
 
     def _keep(self, places: list[int]) -> None:
         """Pack these rows into their bucket."""
-        self._pack([self.rows[i] for i in places], self.at.select(torch.tensor(places, device=self.machine.device)))
+        self._pack([self.rows[i] for i in places], self.at, places)
 
-    def _pack(self, rows: list[Row], climbers: Climbers) -> None:
+    def _pack(self, rows: list[Row], climbers: Climbers, places: list[int]) -> None:
+        """These rows, which are at these places among the climbers, in the bucket that holds them."""
         device = self.machine.device
         bucket = self.machine.bucket(len(rows))
-        index = torch.arange(bucket, device=device)
-        self.live = index < len(rows)
-        self.at = climbers.select(index.clamp(max=len(rows) - 1))
+        self.live = torch.arange(bucket, device=device) < len(rows)
+        self.at = climbers.select(torch.tensor(places + places[-1:] * (bucket - len(rows)), device=device))
         self.at.slots = torch.where(self.live, self.at.slots, self.machine.runner.slots.padding)
         self.at.steps = torch.where(self.live, self.at.steps, 0)
         self.rows, self.prefix = rows, False
 
     def join(self, other: "EngineWave") -> None:
         """Take in rows that wait at the same layer; the wave is as old as its oldest row."""
-        mine = self.at.select(torch.arange(self.size, device=self.machine.device))
-        theirs = other.at.select(torch.arange(other.size, device=self.machine.device))
-        self._pack(self.rows + other.rows, mine.and_(theirs))
+        mine = self.at.slots.shape[0]
+        places = [*range(self.size), *range(mine, mine + other.size)]
+        self._pack(self.rows + other.rows, Climbers.of([self.at, other.at]), places)
         self.age = max(self.age, other.age)
         self.machine.clock("packing")
 
@@ -291,10 +287,8 @@ class EngineWave:
             self.spoken = Spoken.nothing()
             return
         if self.aside:
-            whole = parts[0][1]
-            for part, climbers in parts[1:]:
-                whole = whole.and_(climbers.select(torch.arange(len(part), device=machine.device)))
-            self._pack(rows, whole)
+            # only the last part may have padding, at its end
+            self._pack(rows, Climbers.of([climbers for _, climbers in parts]), list(range(len(rows))))
             machine.clock("packing")
         at, last = self.at, machine.num_layers
         stop = torch.full_like(at.crossing, self.layer)

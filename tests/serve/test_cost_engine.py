@@ -1,23 +1,30 @@
 """The simulator against the engine: the same layers, step for step; and the time that a measured table predicts."""
 
+import random
 import statistics
 import time
+from functools import cache
+from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calm.config import BatchRule, Measure
 from calm.cost import CostTable, backfilling, checking
 from calm.errors import ConfigError
+from calm.models.settings import EarlyExitSettings
+from calm.models.t5 import EarlyExitT5
 from calm.policies import Replay
 from calm.rules import Rule
-from calm.simulate import SimEngine, SimRow, Trace
+from calm.sim_rows import SimRow, Trace
+from calm.simulate import SimEngine
 from serve.accounting import RUNNER_PHASES
 from serve.engine import Engine
 from serve.measure import measure, measure_check, setting_of
-from tests.serve.models import LENGTH, VOCABULARY, confident, texts, tiny_served, usual
+from serve.model import ServedModel, served
+from tests.scripted import id_tokenizer, random_t5
+from tests.serve.models import LENGTH, confident, texts, tiny_served, usual
 
 RULES = {
     "own": Rule(BatchRule.own),
@@ -153,12 +160,10 @@ def test_measuring_leaves_the_engine_as_it_was() -> None:
     policy = confident(Measure.softmax, usual(Measure.softmax))
     engine = Engine(tiny_served(), rule=BatchRule.rebatch, company=2, max_batch=4, poison=True)
     expected = [answer.tokens for answer in engine.generate(texts(), policy=policy)]
-    keys, exits = engine.slots.keys[:, :4].isnan().all(), engine.machine.exits
-    steps = engine.clock.steps
-    assert keys  # everything freed is spoiled
+    exits, steps = engine.machine.exits, engine.clock.steps
     measure(engine, repeats=1)
     assert engine.slots.free == 4 and not engine.has_work and engine.clock.steps == steps
-    assert engine.slots.keys[:, :4].isnan().all() and not exits.present
+    assert bool(engine.slots.keys[:, :4].isnan().all()) and not exits.present  # what is freed is spoiled
     assert bool((exits.thresholds == float("inf")).all()) and not exits.depths.any()
     assert [answer.tokens for answer in engine.generate(texts(), policy=policy)] == expected
 
@@ -178,3 +183,81 @@ def test_a_busy_engine_is_not_measured_but_a_check_is() -> None:
         assert engine.step().tokens == undisturbed.step().tokens
     with pytest.raises(ConfigError, match="repeats"):
         measure(engine, repeats=0)
+
+
+# time: that of the processor, of which other programs take nothing
+
+
+@cache
+def demo_sized() -> ServedModel:
+    """A random model of the shape of conf/model/tiny.yaml."""
+    hf = random_t5(seed=3, tied=True, vocabulary=400, d_model=128, heads=4, encoder_layers=1, decoder_layers=8)
+    settings = EarlyExitSettings(
+        exit_layers=list(range(1, 8)), max_source_tokens=64, max_target_tokens=64, has_classifier=False
+    )
+    return served(EarlyExitT5(hf, id_tokenizer(400), settings).eval())
+
+
+def some_depths(draw: random.Random, longest: int) -> tuple[int, ...]:
+    """Mostly shallow, now and then to the top."""
+    return tuple(min(8, 1 + int(draw.expovariate(0.35))) for _ in range(draw.randint(longest // 4, longest)))
+
+
+def ask(engine: Engine, rows: list[tuple[int, ...]]) -> None:
+    for number, depths in enumerate(rows):
+        name = f"{engine.clock.steps}-{number}"
+        source = [3 + number % 300] * 20
+        engine.add_request(
+            source, name=name, policy=Replay({name: depths}), max_tokens=len(depths), ignore_eos=True
+        )  # fmt: skip
+
+
+def decoding(records: list[Any]) -> float:
+    return sum(seconds for record in records for phase, seconds in record.seconds.items() if phase != "prefill")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [rule.value for rule in BatchRule if rule is not BatchRule.auto])
+def test_predicted_decode_time_is_within_a_tenth(name: str) -> None:
+    """Table, run, table, run, ...: the median of the ratios."""
+    rule = Rule(BatchRule(name), share=0.7, company=4, max_age=4)
+    engine = Engine(
+        demo_sized(), rule=rule.name, quantile=rule.share, company=rule.company, max_age=rule.max_age, max_batch=8,
+        cross_cache_rows=0,
+    )  # fmt: skip
+    engine.clock.now = time.thread_time
+    draw = random.Random(0)
+    rows = [some_depths(draw, 20) for _ in range(24)]
+    ratios = []
+    for _ in range(11):
+        table = measure(engine, repeats=1, measures=(), lengths=[20])
+        ask(engine, rows)
+        records = []
+        while engine.has_work:
+            records.append(engine.step().record)
+        foretold = SimEngine(table, setting_of(engine), rule).run([Trace(depths, 20) for depths in rows])
+        assert [step.layers for step in foretold.steps] == [record.layers for record in records if record]
+        ratios.append(decoding(list(foretold.steps)) / decoding(records))
+    print(f"{name}: predicted / measured = {statistics.median(ratios):.3f} of {[round(r, 2) for r in ratios]}")
+    assert abs(statistics.median(ratios) - 1.0) < 0.10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [BatchRule.own, BatchRule.compact], ids=lambda rule: rule.value)
+def test_a_step_is_spent_in_the_runner(rule: BatchRule) -> None:
+    """32 rows that come and go. What would make the share smaller is left out: confidences and the encoder."""
+    engine = Engine(demo_sized(), rule=rule, max_batch=32, cross_cache_rows=0)
+    engine.clock.now = time.thread_time
+    draw = random.Random(0)
+    ask(engine, [some_depths(draw, 60) for _ in range(128)])
+    shares = []
+    while engine.has_work:
+        record = engine.step().record
+        assert record is not None
+        outside = sum(seconds for phase, seconds in record.seconds.items() if phase not in RUNNER_PHASES)
+        assert record.outside_runner == pytest.approx(outside / record.total)
+        if record.rows == 32:
+            shares.append(outside / (record.total - record.seconds.get("prefill", 0.0)))
+    assert len(shares) > 50
+    print(f"{rule.value}: outside the runner {statistics.median(shares):.2%} of a step of 32 rows")
+    assert statistics.median(shares) < 0.05

@@ -1,0 +1,101 @@
+"""Who takes part in a simulation: requests with recorded depths, and what of an engine they meet."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from .confidence import HEAD_MEASURES
+from .config import Measure
+
+
+@runtime_checkable
+class HasCrossings(Protocol):
+    """A DecodeTrace, or an answer of the engine."""
+
+    @property
+    def crossing_layers(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One request of a simulation.
+
+    Attributes:
+        depths: crossing layer of each of its tokens, 1..L.
+        source: tokens of its source.
+        arrived: second at which it comes.
+        measures: that its policy asks; none where depths are given without one.
+        key: of its source; requests with the same one share an encoder call. None: nobody else has it.
+    """
+
+    depths: tuple[int, ...]
+    source: int = 1
+    arrived: float = 0.0
+    measures: frozenset[Measure] = frozenset()
+    key: str | None = None
+
+
+def traces_of(recorded: Iterable[HasCrossings], measures: Iterable[Measure] = (), source: int = 1) -> list[Trace]:
+    """Requests that come all at once and do what was recorded."""
+    asked = frozenset(measures)
+    return [Trace(row.crossing_layers, source, measures=asked) for row in recorded if row.crossing_layers]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What of an engine a simulation needs to know; as serve.options.EngineOptions has it.
+
+    Attributes:
+        buckets: batch sizes, ascending; the last is the number of slots.
+        checked: layers after which confidences are asked.
+    """
+
+    num_layers: int
+    buckets: tuple[int, ...]
+    checked: frozenset[int]
+    max_source: int = 1 << 30
+    prefill_rows: int = 4
+    prefill_calls: int = 2
+    source_multiple: int = 16
+    cross_cache_rows: int = 64
+
+    def bucket(self, rows: int) -> int:
+        return next(size for size in self.buckets if size >= rows)
+
+    def padded(self, length: int) -> int:
+        return min(-(-length // self.source_multiple) * self.source_multiple, self.max_source)
+
+
+@dataclass(eq=False)
+class SimRow:
+    """A request on its way. ``number``: order of arrival."""
+
+    number: int
+    trace: Trace
+    slot: int = -1
+    emission: list[int] = field(default_factory=list)
+    executed: list[int] = field(default_factory=list)
+    parked: int = 0
+    ended: float = 0.0
+
+    @property
+    def key(self) -> object:
+        return self.number if self.trace.key is None else self.trace.key
+
+    @property
+    def length(self) -> int:
+        return self.trace.source
+
+    @property
+    def depth(self) -> int:
+        """Of its next token."""
+        return self.trace.depths[len(self.emission)]
+
+    @property
+    def asks_head(self) -> bool:
+        """Its confidence is read from the vocabulary."""
+        return any(measure in HEAD_MEASURES for measure in self.trace.measures)
+
+    @property
+    def over(self) -> bool:
+        return len(self.emission) == len(self.trace.depths)

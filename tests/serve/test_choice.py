@@ -1,0 +1,207 @@
+"""Which rule is picked: hand-made costs with an obvious answer, and the engine that follows the choice."""
+
+from collections.abc import Callable
+
+import pytest
+
+import serve.choice
+from calm.config import BatchRule, Measure
+from calm.cost import CostTable, backfilling
+from calm.policies import Replay
+from calm.rules import Rule
+from calm.sim_rows import Setting
+from serve.choice import PERIOD, TOKENS, WARM, RuleChoice
+from serve.engine import Engine
+from serve.options import EngineOptions
+from tests.serve.models import confident, depths_of, texts, tiny_served, usual
+
+LAYERS = 4
+ROWS = 8
+LADDER = EngineOptions(max_batch=ROWS).ladder
+Cost = Callable[[int], float]
+
+
+def table_of(layer: Cost, *, pack: float = 0.0, step: float = 0.0, layers: int = LAYERS) -> CostTable:
+    """Layers as the batch size says; ``pack``: of every packing; ``step``: of every wave's set-up, head and so on."""
+    packing = dict.fromkeys(("pack", "join", "merge", "part"), pack)
+    other = dict.fromkeys(("check", "stay", "head", "read", *map(backfilling, range(1, layers))), 0.0)
+    seconds = {name: dict.fromkeys(LADDER, cost) for name, cost in {**packing, **other, "start": step}.items()}
+    seconds |= {name: {bucket: layer(bucket) for bucket in LADDER} for name in ("layer", "layer_gathered")}
+    seconds |= {name: {1: 0.0} for name in ("admit", "end", "move", "step", "row")}
+    return CostTable(seconds)
+
+
+def by_rows(bucket: int) -> float:
+    return float(bucket)
+
+
+def alike(bucket: int) -> float:
+    return 1.0
+
+
+def choice_of(
+    rule: BatchRule, table: CostTable | None, company: int = 0, asked: list[frozenset[Measure]] | None = None
+) -> RuleChoice:
+    def check_costs(measures: frozenset[Measure]) -> dict[str, dict[int, float]]:
+        assert asked is not None, "nothing is to be measured"
+        asked.append(measures)
+        names = ("check:softmax", "first_check:softmax", "early_head")
+        return {name: dict.fromkeys(LADDER, 0.0) for name in names}
+
+    setting = Setting(LAYERS, LADDER, frozenset(range(1, LAYERS)))
+    options = EngineOptions(rule=rule, company=company, max_batch=ROWS)
+    return RuleChoice(options, setting, table, check_costs)
+
+
+def settled(choice: RuleChoice, crossings: list[int], steps: int = WARM) -> Rule:
+    """What is chosen after so many steps with these crossings."""
+    for _ in range(steps):
+        choice.saw(crossings)
+    return choice.rule(len(crossings), parked=False)
+
+
+MIXED = [1, 1, 1, 2, 2, 3, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("table", "crossings", "expected"),
+    [
+        (table_of(by_rows, step=1.0), MIXED, BatchRule.compact),  # every row that leaves saves its share
+        (table_of(by_rows, pack=100.0), MIXED, BatchRule.own),  # letting rows out costs more than it saves
+        (table_of(alike, pack=0.001, step=1.0), MIXED, BatchRule.own),  # nothing is saved by a smaller batch
+        (table_of(by_rows, step=1.0), [4] * ROWS, BatchRule.own),  # nobody ever leaves
+        (table_of(alike, pack=0.01), [1] * 6 + [1, 4], BatchRule.rebatch),  # a deep layer for one costs that for all
+    ],
+)
+def test_the_cheapest_rule_is_picked(table: CostTable, crossings: list[int], expected: BatchRule) -> None:
+    # who is deep changes from token to token, or parked rows would meet no company
+    choice = choice_of(BatchRule.auto, table)
+    for step in range(WARM):
+        choice.saw(crossings[step % ROWS :] + crossings[: step % ROWS])
+    assert choice.rule(ROWS, parked=False).name is expected
+    again = choice_of(BatchRule.auto, table)
+    for step in range(WARM):
+        again.saw(crossings[step % ROWS :] + crossings[: step % ROWS])
+    assert again.rule(ROWS, parked=False) == choice.rule(ROWS, parked=False)
+
+
+def test_company_is_picked_by_cost() -> None:
+    """Where a layer costs the same for any batch, the more company the better; where rows pay, waiting wins nothing."""
+    crossings = [1, 1, 1, 1, 1, 1, 1, 4]
+
+    def company(table: CostTable) -> int:
+        choice = choice_of(BatchRule.rebatch, table)
+        for step in range(WARM):
+            choice.saw(crossings[step % ROWS :] + crossings[: step % ROWS])
+        rule = choice.rule(ROWS, parked=False)
+        assert rule.name is BatchRule.rebatch
+        return rule.company
+
+    assert company(table_of(alike)) == 4
+    assert company(table_of(by_rows, step=5.0)) == 2
+
+
+def test_nothing_is_decided_before_enough_was_seen() -> None:
+    for rule, expected in ((BatchRule.auto, BatchRule.own), (BatchRule.rebatch, BatchRule.rebatch)):
+        choice = choice_of(rule, table_of(by_rows, step=1.0))
+        assert settled(choice, MIXED, WARM - 1) == Rule(expected, 0.9, ROWS // 4, 8)
+    assert settled(choice_of(BatchRule.auto, table_of(by_rows, step=1.0)), MIXED).name is BatchRule.compact
+
+
+def test_a_rule_never_changes_while_rows_are_parked() -> None:
+    choice = choice_of(BatchRule.auto, table_of(by_rows, step=1.0))
+    for _ in range(3 * WARM):
+        choice.saw(MIXED)
+    assert choice.rule(ROWS, parked=True).name is BatchRule.own
+    assert choice.rule(ROWS, parked=False).name is BatchRule.compact
+
+
+def test_decisions_follow_what_was_seen_lately() -> None:
+    choice = choice_of(BatchRule.auto, table_of(by_rows, step=1.0))
+    assert settled(choice, MIXED).name is BatchRule.compact
+    assert settled(choice, [4] * ROWS, PERIOD - 1).name is BatchRule.compact  # not due yet
+    assert settled(choice, [4] * ROWS, 1).name is BatchRule.own
+
+
+def test_a_decision_replays_the_rows_that_run_now() -> None:
+    choice = choice_of(BatchRule.auto, table_of(by_rows, step=1.0))
+    for _ in range(WARM):
+        choice.saw([1, 4, 2])
+    traces = choice._traces(3, frozenset({Measure.state}))
+    assert [trace.depths for trace in traces] == [(1,) * TOKENS, (4,) * TOKENS, (2,) * TOKENS]
+    assert all(trace.measures == {Measure.state} for trace in traces)
+    assert choice.rule(1, parked=False).name is BatchRule.own  # alone there is nothing to choose
+
+
+def test_checks_that_the_table_lacks_are_measured_once() -> None:
+    asked: list[frozenset[Measure]] = []
+    choice = choice_of(BatchRule.auto, table_of(by_rows, step=1.0), asked=asked)
+    for _ in range(2 * PERIOD):
+        choice.saw(MIXED)
+        choice.rule(ROWS, False, [Measure.softmax])
+    assert asked == [{Measure.softmax}]
+
+
+@pytest.mark.parametrize("rule", [BatchRule.own, BatchRule.compact, BatchRule.sync, BatchRule.quantile])
+def test_a_given_rule_is_a_given_rule(rule: BatchRule) -> None:
+    choice = choice_of(rule, CostTable({}))
+    assert not RuleChoice.decides(EngineOptions(rule=rule)) and choice.table is None
+    assert settled(choice, MIXED, 2 * WARM).name is rule
+    given = choice_of(BatchRule.rebatch, None, company=3)
+    assert settled(given, MIXED, 2 * WARM) == Rule(BatchRule.rebatch, 0.9, 3, 8)
+
+
+# the engine
+
+
+def played(rule: BatchRule, table: CostTable | None, **named: object) -> tuple[list, list, Engine]:
+    engine = Engine(tiny_served(), rule=rule, max_batch=ROWS, costs=table, poison=True, **named)
+    for number, text in enumerate([*texts(12), *texts(12, seed=8)]):
+        name = f"r{number}"
+        engine.add_request(text, name=name, policy=Replay({name: depths_of(number)}), ignore_eos=True)
+    answers, records = {}, []
+    while engine.has_work:
+        step = engine.step()
+        answers |= {answer.id: (answer.tokens, answer.emission_layers) for answer in step.answers}
+        records.append(step.record)
+    return [answers[name] for name in sorted(answers)], records, engine
+
+
+def test_auto_changes_the_rule_and_never_a_token() -> None:
+    expected, _, _ = played(BatchRule.own, None)
+    answers, records, _ = played(BatchRule.auto, table_of(by_rows, step=1.0))
+    assert answers == expected
+    rules = [record.rule for record in records]
+    assert rules == [BatchRule.own] * WARM + [BatchRule.compact] * (len(rules) - WARM)
+    assert len(rules) > WARM + 2
+    assert played(BatchRule.auto, table_of(by_rows, pack=100.0))[1][-1].rule is BatchRule.own
+
+
+def test_auto_and_rebatch_change_nothing_while_rows_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a decision due every few steps, and costs that drive it to and fro."""
+    monkeypatch.setattr(serve.choice, "WARM", 1)
+    monkeypatch.setattr(serve.choice, "PERIOD", 3)
+    expected, _, _ = played(BatchRule.own, None)
+    answers, records, _ = played(BatchRule.auto, table_of(alike, pack=0.05, step=0.3), max_age=3)
+    assert answers == expected
+    assert {record.rule for record in records} >= {BatchRule.own, BatchRule.rebatch}
+    for before, after in zip(records, records[1:], strict=False):
+        assert not before.parked or after.rule is before.rule
+    assert played(BatchRule.rebatch, table_of(alike, step=0.1))[0] == expected
+
+
+def test_the_engine_measures_by_itself_and_once_for_a_model() -> None:
+    model = tiny_served(seed=3)
+    policy = confident(Measure.softmax, usual(Measure.softmax))
+    expected = [answer.tokens for answer in Engine(model, max_batch=4).generate(texts(), policy=policy)]
+    assert not model.costs  # a given rule needs no table
+    engine = Engine(model, rule=BatchRule.auto, max_batch=4, poison=True)
+    (table,) = model.costs.values()
+    assert engine._choice.table is table and table.at("layer", 4) > 0.0
+    assert [answer.tokens for answer in engine.generate([*texts(), *texts()], policy=policy)] == expected * 2
+    assert engine.clock.steps > WARM and "check:softmax" in engine._choice.table.seconds
+    Engine(model, rule=BatchRule.rebatch, max_batch=4)
+    assert list(model.costs.values()) == [table]
+    Engine(model, rule=BatchRule.rebatch, max_batch=4, company=2)
+    Engine(model, rule=BatchRule.rebatch, max_batch=2)
+    assert len(model.costs) == 2
