@@ -128,13 +128,12 @@ def load_corpus(
         raise ConfigError(f"unknown split {unknown[0]!r}; choose from {', '.join(SPLITS)}")
     info: Info = {}
     intake = CORPORA[config.name](config, seed, splits, info)
-    if config.pretext is not Pretext.none:
-        info["pretext"] = config.pretext.value
-        for rows in [intake.rows, *intake.published.values()]:
-            rows[:] = MAKERS[config.pretext](rows)
     if config.max_article_tokens is not None:
         _keep_short_articles(intake, config.max_article_tokens, tokenizer)
     parts, dropped = _split(intake, config)
+    if config.pretext is not Pretext.none:
+        info["pretext"] = config.pretext.value
+        parts = _pretext(parts, config.pretext, dropped)
     if "train" not in splits and "train" in parts and intake.published:
         del parts["train"]  # a published train split is read for training only
     families = len({row.family for rows in parts.values() for row in rows})
@@ -200,6 +199,22 @@ def _split(intake: Intake, config: DataConfig) -> tuple[dict[str, list[Example]]
         dropped["above data.max_train_rows (train)"] = len(parts["train"]) - len(train)
     parts["train"] = train
     return parts, dropped
+
+
+def _pretext(parts: dict[str, list[Example]], pretext: Pretext, dropped: dict[str, int]) -> dict[str, list[Example]]:
+    """Pretext pairs of each split's rows. None of train shows a source that the rows of another split have.
+
+    A text without its first sentence can be the whole text of another family.
+    """
+    made = {name: list(MAKERS[pretext](rows)) for name, rows in parts.items()}
+    made, _ = drop_shared({name: rows if name == "train" else one_per_family(rows) for name, rows in made.items()})
+    if "train" in made:
+        held_out = {row.source for name, rows in parts.items() if name != "train" for row in rows}
+        kept = [row for row in made["train"] if row.source not in held_out]
+        if len(kept) < len(made["train"]):
+            dropped["pretext source of another split (train)"] = len(made["train"]) - len(kept)
+        made["train"] = kept
+    return made
 
 
 def training_texts(corpus: Corpus) -> Iterator[str]:

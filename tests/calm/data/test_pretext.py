@@ -1,5 +1,7 @@
 """Pretext pairs: made of the sources alone, in the splits of their rows."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,5 +52,26 @@ def test_the_reference_is_never_shown_and_families_keep_their_split(tmp_path: Pa
     for split, rows in made.splits.items():
         assert {each.family for each in rows} == {each.family for each in own.splits[split]} != set()
         assert not any("secret" in each.source + each.target for each in rows)
+        assert split == "train" or len(rows) == len(own.splits[split])
     assert len(made.splits["train"]) == 2 * len(own.splits["train"])
     assert made.audit["pretext"] == "gap_sentences" and made.content_hash != own.content_hash
+
+
+def test_a_text_of_another_split_is_never_shown_in_train(tmp_path: Path) -> None:
+    """What follows one text's first sentence is the whole text of another family."""
+    rests = [f"Part {i} of it is {FIRST} {REST} So {i}." for i in range(40)]
+    lines = [{"id": f"w{i}", "family": f"w{i}", "source": rest, "target": "t"} for i, rest in enumerate(rests)]
+    lines += [
+        {"id": f"l{i}", "family": f"l{i}", "source": f"Look at item {i} of this long list. {rest}", "target": "t"}
+        for i, rest in enumerate(rests)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    plain = DataConfig(
+        name="jsonl", path=str(tmp_path / "rows.jsonl"), family_column="family", id_column="id",
+        split=SplitConfig(dev=0.2, calibration=0.2, test=0.2),
+    )  # fmt: skip
+    own = load_corpus(plain).splits
+    made = load_corpus(replace(plain, pretext=Pretext.gap_sentences))
+    held_out = {row.source for split in ("dev", "calibration", "test") for row in own[split]}
+    assert held_out.isdisjoint({row.source for row in made.splits["train"]})
+    assert made.audit["dropped"]["pretext source of another split (train)"] > 0
