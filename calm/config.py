@@ -362,6 +362,7 @@ class CalibrationConfig:
     backfill: Backfill = Backfill.project
     decoder: DecoderName = DecoderName.batch
     head: Head = Head.full
+    head_k: int = 32  # words that the other heads look at exactly
     batch_size: int = 64
     complete: bool = False  # decode the whole grid, also below the first failure
 
@@ -380,6 +381,7 @@ class CalibrationConfig:
         check_range("calibration.tau", self.tau, 0, INF, open_high=True)
         check_range("calibration.agreement_k", self.agreement_k, 1, INF)
         check_range("calibration.batch_size", self.batch_size, 1, INF)
+        check_range("calibration.head_k", self.head_k, 2, INF)
         if self.n is not None:
             check_range("calibration.n", self.n, 1, INF)
 
@@ -465,6 +467,7 @@ class Table1Config:
     backfill: Backfill = Backfill.project
     decoder: DecoderName = DecoderName.batch
     head: Head = Head.full
+    head_k: int = 32
     batch_size: int = 64
     bootstrap: int = 1000
     device: Device = Device.auto

@@ -26,8 +26,8 @@ OnRows = Callable[[int], None]  # told how many rows were decoded since the last
 class DecodeSpec:
     """What a process needs to decode: a model folder and how. ``dtype`` is float32 or bfloat16.
 
-    ``make`` makes the decoder of ``decoder=engine``, which calm does not know; ``head``, ``rule`` and ``quantile`` are
-    the engine's.
+    ``make`` makes the decoder of ``decoder=engine``, which calm does not know; ``head``, ``head_k``, ``rule``
+    and ``quantile`` are the engine's.
     """
 
     folder: str
@@ -38,6 +38,7 @@ class DecodeSpec:
     backfill: Backfill = Backfill.project
     record_confidences: bool = False
     head: Head = Head.full
+    head_k: int = 32
     rule: BatchRule = BatchRule.own
     quantile: float = 0.5
     make: "Callable[[EarlyExitT5, DecodeSpec], Decode] | None" = None

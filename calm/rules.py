@@ -148,7 +148,7 @@ def climb(wave: Any, rule: Rule, num_layers: int, parked: list[Any], patient: bo
             for waiting in [other for other in parked if other.layer == layer]:
                 parked.remove(waiting)
                 wave.join(waiting)
-            if rule.waits and patient and wave.size < rule.company:
+            if rule.waits and patient and wave.size < rule.company and wave.age <= rule.max_age:
                 parked.append(wave.part())
                 break
     wave.speak()

@@ -91,7 +91,7 @@ class SimWave:
     def part(self) -> "SimWave":
         other = object.__new__(SimWave)
         other.__dict__.update(self.__dict__)
-        other.aside, other.spoken, other.age, other.in_place = [], [], 0, False
+        other.aside, other.spoken, other.in_place = [], [], False
         self.rows = []
         for row in other.rows:
             row.parked += 1

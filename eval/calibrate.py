@@ -42,6 +42,7 @@ def run(config: CalibrateConfig, run_dir: Path) -> int:
     wanted = config.calibration
     spec = DecodeSpec(
         str(folder), device, dtype, wanted.decoder, wanted.batch_size, wanted.backfill, True, wanted.head,
+        wanted.head_k,
         make=decoder_maker(wanted.decoder),
     )  # fmt: skip
     bars = Bars()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calm.cli import program
-from calm.config import BatchRule, DecoderName, EngineRulesConfig
+from calm.config import BatchRule, DecoderName, EngineRulesConfig, Measure
 
 from .common import (
     Stamp,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from calm.policies import Policy
     from calm.records import DecodeTrace, Example
 
+UNEXPLAINED = 4  # exit status: a row-exact rule did not repeat the reference
 COLUMNS = ("decoder", "rule", "batch", "risk", "risk_high", "rouge_l", "skipped", "not_run", "changed", "near_ties")
 
 
@@ -84,9 +85,22 @@ def run(config: EngineRulesConfig, run_dir: Path) -> int:
         "error_prob": artifact.error_prob,
         "rules": rows,
     }
+    summary["unexplained"] = unexplained(rows)
+    for name in summary["unexplained"]:
+        say(f"{name}: answers differ from decode_batch's where no confidence lay at its threshold")
     (run_dir / "engine_rules.md").write_text(as_markdown(rows), encoding="utf-8")
     finish(summary, run_dir)
-    return 0
+    return UNEXPLAINED if summary["unexplained"] else 0
+
+
+def unexplained(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Row-exact rules, with their batch size, that changed answers for no reason that can be seen."""
+    from calm.rules import ROW_EXACT
+
+    exact = {rule.value for rule in ROW_EXACT}
+    return [
+        f"{row['rule']} at {row['batch']}" for row in rows if row["rule"] in exact and row["changed"] > row["near_ties"]
+    ]
 
 
 def choose_artifact(folder: Path, config: EngineRulesConfig) -> "Artifact":
@@ -152,25 +166,24 @@ def _entry(
 
 
 def near_tie(trace: "DecodeTrace", reference: "DecodeTrace", policy: "Policy", relative: float = 1e-5) -> bool:
-    """Whether, up to their first differing token, a confidence of the reference lay at its threshold.
+    """Whether a confidence of the reference lay at its threshold where the two first differ, in token or depth.
 
     Args:
         relative: what counts as at: a difference below this share of the threshold.
     """
     from calm.policies import Confident
 
-    if not isinstance(policy, Confident):
+    if not isinstance(policy, Confident) or policy.measure is Measure.agreement:  # which is at its threshold often
         return False
-    first = next(
-        (i for i, (a, b) in enumerate(zip(trace.tokens, reference.tokens, strict=False)) if a != b),
-        min(len(trace.tokens), len(reference.tokens)),
+    mine, theirs = (zip(t.tokens, t.crossing_layers, strict=True) for t in (trace, reference))
+    step = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
+    if step is None:  # equal as far as the shorter one goes
+        return False
+    wanted = (policy.schedule.at(step, layer) for layer in range(1, len(reference.confidences[step])))
+    return any(
+        abs(confidence - at) < relative * at
+        for confidence, at in zip(reference.confidences[step], wanted, strict=False)
     )
-    for step, by_layer in enumerate(reference.confidences[: first + 1]):
-        for layer, confidence in enumerate(by_layer[:-1], start=1):
-            wanted = policy.schedule.at(step, layer)
-            if abs(confidence - wanted) < relative * wanted:
-                return True
-    return False
 
 
 def as_line(row: dict[str, Any]) -> str:

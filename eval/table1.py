@@ -49,7 +49,7 @@ def run(config: Table1Config, run_dir: Path) -> int:
 
     spec = DecodeSpec(
         str(folder), device, dtype, config.decoder, config.batch_size, config.backfill, head=config.head,
-        make=decoder_maker(config.decoder),
+        head_k=config.head_k, make=decoder_maker(config.decoder),
     )  # fmt: skip
     bars = Bars()
     with open_decoder(spec, config.processes, bars.rows) as decode:
@@ -124,7 +124,13 @@ def _plan(config: Table1Config, folder: Path, model: "EarlyExitT5", dtype: str) 
     chosen = {**given_thresholds(corpus, _name(model)), **config.given}
     given = {name: value for name, value in chosen.items() if value is not None}
     identity = ModelIdentity.of(
-        model, folder, dtype=dtype, backfill=config.backfill, head=config.head, decoder=config.decoder
+        model,
+        folder,
+        dtype=dtype,
+        backfill=config.backfill,
+        head=config.head,
+        head_k=config.head_k,
+        decoder=config.decoder,
     )
     return plan_rows(config, given, model.settings, identity, load_artifacts(folder)), identity.to_json()
 

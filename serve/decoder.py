@@ -41,6 +41,7 @@ class EngineDecoder:
             quantile=spec.quantile,
             max_batch=spec.batch_size,
             head=spec.head,
+            head_k=spec.head_k,
             record_confidences=spec.record_confidences,
         )
         self._oracle = BatchDecoder(model, batch_size=spec.batch_size)
@@ -48,15 +49,14 @@ class EngineDecoder:
     def __call__(self, examples: Sequence[Example], policy: Policy) -> list[DecodeTrace]:
         if isinstance(policy, Oracle):
             return self._oracle(examples, policy)
-        found: dict[str, DecodeTrace] = {}
+        found: dict[str, Answer] = {}
         waiting = list(examples)[::-1]
         while waiting or self.engine.has_work:
             while waiting and self.engine.num_waiting < self.engine.options.max_waiting:
                 example = waiting.pop()
                 self.engine.add_request(example.source, policy=policy, name=example.id)
-            for answer in self.engine.step().answers:
-                found[answer.id] = trace_of(answer)
-        return [found[example.id] for example in examples]
+            found.update((answer.id, answer) for answer in self.engine.step().answers)
+        return [trace_of(found[example.id]) for example in examples]
 
 
 def trace_of(answer: Answer) -> DecodeTrace:

@@ -117,7 +117,9 @@ class Engine:
         self.cross_cache = CrossCache(options.cross_cache_rows)
         identity = self.model.identity
         self._certificates = Certificates(
-            self.model.artifacts, None if identity is None else replace(identity, head=options.head.value), options.rule
+            self.model.artifacts,
+            None if identity is None else identity.served_by(options.head, options.head_k),
+            options.rule,
         )
         self._waiting = Waiting(options.max_waiting)
         self._running: list[Row] = []
@@ -217,6 +219,8 @@ class Engine:
             ConfigError: the engine has other work, or the options cannot be served.
             DataError: a source that cannot be read; nothing is answered then.
         """
+        if isinstance(sources, str):
+            raise DataError("generate takes a list of sources, got one text; write generate([text])")
         if self.has_work:
             raise ConfigError("generate needs an idle engine; use add_request and step beside other requests")
         asked = replace(options or RequestOptions(), **named)
@@ -240,10 +244,13 @@ class Engine:
     def stream(self, source: Source, options: RequestOptions | None = None, **named: Any) -> Iterator[str]:
         """Pieces of one answer's text as they come; other requests go on beside it and keep their answers waiting.
 
-        Raises CalmError when the request fails.
+        The request is queued at once, and what ``add_request`` raises is raised here. Iterating raises CalmError when
+        the request fails.
         """
-        name = self.add_request(source, options, **named)
-        row, told = self._rows[name], ""
+        return self._pieces(self._rows[self.add_request(source, options, **named)])
+
+    def _pieces(self, row: Row) -> Iterator[str]:
+        name, told = row.id, ""
         others: list[Answer] = []
         try:
             while True:
@@ -275,15 +282,30 @@ class Engine:
             room = min(self.options.prefill_rows, self.slots.free)
             group = self._waiting.group(room, self.prefill.padded, self.cross_cache)
             self.clock("schedule")
-            for row, kv in self._encoded(group):
-                row.slot = self.slots.take()
-                self.slots.put_source(row.slot, *kv)
-                self._exits.put(row.slot, row.policy, row.id)
-                row.status, row.admitted = Status.running, time.perf_counter()
-                self._running.append(row)
-                admitted += 1
+            try:
+                admitted += sum(self._seat(row, kv) for row, kv in self._encoded(group))
+            except BaseException:  # such as Ctrl-C: nobody is lost between the queue and the slots
+                self._waiting.put_back([row for row in group if row.status is Status.waiting])
+                raise
             self.clock("prefill")
         return admitted, calls
+
+    def _seat(self, row: Row, kv: CrossKV) -> bool:
+        """Give a row its slot; one for which that raises fails alone. Whether it is running now."""
+        slot = self.slots.take()
+        try:
+            self.slots.put_source(slot, *kv)
+            self._exits.put(slot, row.policy, row.id)
+        except BaseException as error:
+            self._exits.clear(slot)
+            self.slots.give_back(slot)
+            if not isinstance(error, Exception):
+                raise
+            self._fail(row, error)
+            return False
+        row.slot, row.status, row.admitted = slot, Status.running, time.perf_counter()
+        self._running.append(row)
+        return True
 
     def _encoded(self, rows: list[Row]) -> list[tuple[Row, CrossKV]]:
         """Cross K/V of rows that were just taken from the queue; a row whose encoding raises fails alone."""

@@ -1,6 +1,6 @@
 """What runs layers. A runner is handed slots, positions and hidden states of a bucket; it knows no request and no rule.
 
-``EagerRunner`` is plain torch over a DecoderSpec. A compiled or a captured runner has the same five verbs: shapes are
+``EagerRunner`` is plain torch over a DecoderSpec. A compiled or a captured runner has the same verbs: shapes are
 those of a bucket and of the slots, never of the rows in it, and nothing here reads a value back to the host but
 ``told``, which a runner that decides on the device answers with False.
 """
@@ -160,9 +160,10 @@ class EagerRunner:
 
     def _feed_forward(self, layer: int, normed: Tensor) -> Tensor:
         tensors = self.spec.tensors
-        inner = activation(self.spec.activation, F.linear(normed, tensors[f"{layer}.ffn_up"]))
+        up = F.linear(normed, tensors[f"{layer}.ffn_up"])
         if self.spec.gated:
-            gate = activation(self.spec.activation, F.linear(normed, tensors[f"{layer}.ffn_gate"]))
-            inner = gate * F.linear(normed, tensors[f"{layer}.ffn_up"])
+            inner = activation(self.spec.activation, F.linear(normed, tensors[f"{layer}.ffn_gate"])) * up
+        else:
+            inner = activation(self.spec.activation, up)
         down = tensors[f"{layer}.ffn_down"]
         return F.linear(inner.to(down.dtype), down).to(normed.dtype)

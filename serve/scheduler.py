@@ -1,7 +1,7 @@
 """Who waits and who is next: a bounded first-come-first-served queue, and which sources are encoded together."""
 
 from collections import deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 
 from calm.errors import CalmError
 from calm.rules import next_group
@@ -31,6 +31,10 @@ class Waiting:
         if len(self._rows) >= self._limit:
             raise QueueFull(f"{self._limit} requests wait already; send it again later")
         self._rows.append(row)
+
+    def put_back(self, rows: Sequence[Row]) -> None:
+        """At the head of the queue, in this order, whatever the limit: they had waited already."""
+        self._rows.extendleft(reversed(rows))
 
     def remove(self, row: Row) -> None:
         self._rows.remove(row)

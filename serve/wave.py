@@ -260,7 +260,7 @@ class EngineWave:
         """All rows that are still climbing, as a wave of their own; what is left here only speaks."""
         other = object.__new__(EngineWave)
         other.__dict__.update(self.__dict__)
-        other.aside, other.age, other.fallbacks = [], 0, 0
+        other.aside, other.fallbacks = [], 0  # as old as its oldest row: who joins it makes nobody younger
         if other.prefix:  # by the time it goes on, the slots beside it may belong to others
             other.prefix = False
             other.at = replace(self.at, slots=torch.where(self.live, self.at.slots, self.machine.runner.slots.padding))

@@ -106,7 +106,13 @@ def certify_folder(
     calibration = corpus.splits["calibration"][: config.n]
     log.info("%s", needed_text(config, len(calibration)))
     identity = ModelIdentity.of(
-        model, folder, dtype=dtype, backfill=config.backfill, head=config.head, decoder=config.decoder
+        model,
+        folder,
+        dtype=dtype,
+        backfill=config.backfill,
+        head=config.head,
+        head_k=config.head_k,
+        decoder=config.decoder,
     )
     work = work_folder(folder)
     artifacts = calibrate(

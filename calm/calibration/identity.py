@@ -6,7 +6,7 @@ Hashes are of files and of rows, so that a folder may be copied and a corpus reb
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 MODEL_FILES = ("model.safetensors", "exit_classifier.safetensors", "config.json")
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model")  # tokenizer_config.json changes with every load and save
 DECODING_CODE = (
-    "decode*.py",
-    "batch_layers.py",
-    "confidence.py",
-    "thresholds.py",
-    "policies.py",
-    "models/*.py",
-    "data/text.py",
+    "calm/decode*.py",
+    "calm/batch_layers.py",
+    "calm/confidence.py",
+    "calm/thresholds.py",
+    "calm/policies.py",
+    "calm/rules.py",
+    "calm/models/*.py",
+    "calm/data/text.py",
+    "serve/*.py",
 )
 UNTOLD_KEYS = ("transformers_version", "_name_or_path")  # who wrote the file, not what is in it
 
@@ -38,7 +40,7 @@ UNTOLD_KEYS = ("transformers_version", "_name_or_path")  # who wrote the file, n
 def code_version() -> str:
     """The package's version and a hash of the code that decodes, so that no cache outlives a change of it."""
     digest = hashlib.sha256()
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     for pattern in DECODING_CODE:
         for path in sorted(root.glob(pattern)):
             digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
@@ -96,7 +98,7 @@ class ModelIdentity:
         model: hash of weights, exit classifier and config.json.
         tokenizer: hash of the tokenizer's files.
         dtype: arithmetic of the decode, such as ``float32``.
-        head: full, screened or candidates.
+        head: full, screened or candidates; ``head_k``: words that the last two look at exactly, 0 for full.
         exit_layers: checked layers, ascending.
         num_layers: L.
         max_target_tokens: N.
@@ -113,6 +115,7 @@ class ModelIdentity:
     max_target_tokens: int
     max_source_tokens: int
     head: str = Head.full.value
+    head_k: int = 0
     backfill: str = Backfill.project.value
     source_prefix: str = ""
     truncate: str = "head"
@@ -128,6 +131,7 @@ class ModelIdentity:
         dtype: str,
         backfill: Backfill = Backfill.project,
         head: Head = Head.full,
+        head_k: int = 0,
         decoder: DecoderName = DecoderName.batch,
         rule: str = "own",
     ) -> "ModelIdentity":
@@ -142,12 +146,17 @@ class ModelIdentity:
             max_target_tokens=settings.max_target_tokens,
             max_source_tokens=settings.max_source_tokens,
             head=head.value,
+            head_k=0 if head is Head.full else head_k,
             backfill=backfill.value,
             source_prefix=settings.source_prefix,
             truncate=settings.truncate,
             decoder=decoder.value,
             rule=rule,
         )
+
+    def served_by(self, head: Head, head_k: int) -> "ModelIdentity":
+        """The same model behind another head."""
+        return replace(self, head=head.value, head_k=0 if head is Head.full else head_k)
 
     def differences(self, other: "ModelIdentity") -> list[str]:
         """Fields in which the two would decode differently, each with both values."""

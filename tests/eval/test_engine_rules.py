@@ -47,8 +47,8 @@ def test_a_model_without_that_calibration_is_one_error(certified: Path, tmp_path
         engine_rules.run(config, tmp_path)
 
 
-def trace(tokens: list[int], confidences: list[tuple[float, ...]]) -> DecodeTrace:
-    depths = (1,) * len(tokens)
+def trace(tokens: list[int], confidences: list[tuple[float, ...]], depth: int = 1) -> DecodeTrace:
+    depths = (1,) * (len(tokens) - 1) + (depth,)
     return DecodeTrace("r", tuple(tokens), "", depths, depths, depths, depths, tuple(confidences), True)
 
 
@@ -59,5 +59,18 @@ def test_a_near_tie_is_a_confidence_at_its_threshold_before_the_answers_part() -
     assert engine_rules.near_tie(trace([4, 7, 6], []), reference, policy)
     assert not engine_rules.near_tie(trace([9, 5, 6], []), reference, policy)  # they had parted before
     late = trace([4, 5, 6], [(far, nan), (far, nan), (at, nan)])
-    assert engine_rules.near_tie(trace([4, 5], []), late, policy)  # one ended where the other went on
-    assert not engine_rules.near_tie(trace([4, 7], []), late, policy)
+    assert engine_rules.near_tie(trace([4, 5, 6], [], depth=2), late, policy)  # equal tokens from other depths
+    assert not engine_rules.near_tie(trace([4, 7, 6], []), late, policy)  # they part before the tie
+    assert not engine_rules.near_tie(late, late, policy)
+    runs = Confident(Measure.agreement, policy.schedule)
+    assert not engine_rules.near_tie(trace([4, 7, 6], []), reference, runs)  # runs are whole numbers: no rounding
+
+
+def test_a_row_exact_rule_that_changes_answers_is_named() -> None:
+    rows = [
+        {"rule": "own", "batch": 8, "changed": 2, "near_ties": 2},
+        {"rule": "compact", "batch": 8, "changed": 2, "near_ties": 1},
+        {"rule": "sync", "batch": 8, "changed": 9, "near_ties": 0},
+        {"rule": None, "batch": 64, "changed": 0, "near_ties": 0},
+    ]
+    assert engine_rules.unexplained(rows) == ["compact at 8"]

@@ -129,6 +129,24 @@ def test_an_engine_that_decodes_otherwise_is_not_certified() -> None:
             engine.add_request(texts()[0], tolerance=0.1)
 
 
+def test_in_bf16_only_full_depth_is_certified() -> None:
+    """An answer may depend on the size of its batch there, and the artifact does not say at which it was made."""
+    own = replace(IDENTITY, dtype="bfloat16")
+    model = replace(certified_model(torch.bfloat16), artifacts=(artifact(identity=own),), identity=own)
+    engine = engine_of(BatchRule.own, model, max_batch=2)
+    assert not is_certified(engine, tolerance=0.1) and is_certified(engine)
+
+
+def test_another_number_of_candidates_is_another_head() -> None:
+    own = replace(IDENTITY, head="candidates", head_k=8)
+    model = replace(certified_model(), artifacts=(artifact(identity=own),))
+    assert is_certified(engine_of(BatchRule.own, model, head=Head.candidates, head_k=8), tolerance=0.1)
+    other = engine_of(BatchRule.own, model, head=Head.candidates, head_k=4)
+    assert not is_certified(other, threshold=0.5)
+    with pytest.raises(CalibrationError, match="head_k: 8 here, 4 asked"):
+        other.add_request(texts()[0], tolerance=0.1)
+
+
 @pytest.mark.parametrize(
     "changes", [{"model": "e" * 64}, {"tokenizer": "e" * 64}, {"exit_layers": (2,)}, {"backfill": "copy"}]
 )
