@@ -100,7 +100,7 @@ def test_the_spec_decides_the_decoder(folder: Path, rows: list[Example]) -> None
     policy = Confident(Measure.state, ThresholdSchedule(0.7))
     for a, b in zip(batch.over(model)(rows, policy), calm.OneDecoder(model)(rows, policy), strict=True):
         assert a.tokens == b.tokens
-    with pytest.raises(ConfigError, match="decoder=engine is for the programs of eval"):
+    with pytest.raises(ConfigError, match="decoder=engine is for programs of eval"):
         DecodeSpec(str(folder), decoder=DecoderName.engine)
     with pytest.raises(ConfigError, match="head=screened with rule=own needs decoder=engine"):
         DecodeSpec(str(folder), head=Head.screened)
