@@ -23,6 +23,7 @@ class StepRecord:
         parked: rows that wait for company after it.
         admitted: requests that joined before it.
         encoder_calls: of the prefill.
+        fallbacks: looks at the vocabulary that the screened head had to leave to the full one.
         seconds: by phase; ``host`` is what no phase of the runner took.
     """
 
@@ -33,6 +34,7 @@ class StepRecord:
     parked: int
     admitted: int
     encoder_calls: int
+    fallbacks: int
     seconds: dict[str, float]
 
     @property
@@ -58,12 +60,13 @@ class Clock:
     history: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=4096))
     seconds: dict[str, float] = field(default_factory=dict)
     layers: list[int] = field(default_factory=list)
+    fallbacks: int = 0
     steps: int = 0
     tokens: int = 0
     _last: float = 0.0
 
     def begin(self) -> None:
-        self.seconds, self.layers = {}, []
+        self.seconds, self.layers, self.fallbacks = {}, [], 0
         self._last = self.now()
 
     def __call__(self, phase: str) -> None:
@@ -81,7 +84,8 @@ class Clock:
     ) -> StepRecord:
         self("host")
         seconds, self.seconds = self.seconds, {}  # what is asked between two steps belongs to neither
-        record = StepRecord(rows, tokens, rule, tuple(self.layers), parked, admitted, encoder_calls, seconds)
+        ran, undecided = tuple(self.layers), self.fallbacks
+        record = StepRecord(rows, tokens, rule, ran, parked, admitted, encoder_calls, undecided, seconds)
         self.history.append(record)
         self.steps += 1
         self.tokens += tokens

@@ -56,7 +56,7 @@ class RuleChoice:
             self._seen.extend(crossings)
 
     def rule(self, running: int, parked: bool, measures: Iterable[Measure] = ()) -> Rule:
-        """The rule of the next wave, with so many rows of these measures; the same as before while rows are parked."""
+        """The rule of the next wave, for so many rows of these measures; while rows are parked it does not change."""
         if self.table is not None and not parked and self._steps >= self._due and len(self._seen) >= running:
             self._due = self._steps + PERIOD
             chosen = self.cheapest(running, frozenset(measures))

@@ -42,7 +42,7 @@ class HeadState:
 
 @runtime_checkable
 class Vocabulary(Protocol):
-    """A head over a runner's hidden states. All calls of a step get the same state, row for row."""
+    """A head over a runner's hidden states. A state holds the candidates of the very rows that it comes with."""
 
     def check(self, hidden: Float[Tensor, "rows d_model"], state: HeadState) -> Float[Tensor, "rows words"]:
         """fp32 logits that a measure reads; of fewer words than the vocabulary where the head says so."""

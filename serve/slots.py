@@ -5,7 +5,7 @@ the source's mask. Nothing grows and nothing is concatenated. The last slot belo
 """
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from calm.errors import CalmError
@@ -119,7 +119,3 @@ class Slots:
         if self._poison:
             for tensor in (self.keys, self.values, self.cross_keys, self.cross_values):
                 tensor[:, slot] = float("nan")
-
-    def index(self, slots: list[int], bucket: int, device: torch.device) -> Int[Tensor, " bucket"]:
-        """Slots of the rows of a batch, padded to its bucket."""
-        return torch.tensor(slots + [self.padding] * (bucket - len(slots)), device=device)

@@ -133,7 +133,7 @@ class EngineWave:
 
     def __init__(self, machine: Machine, rule: Rule, rows: Sequence[Row], bucket: int | None = None) -> None:
         self.machine, self.rule, self.rows = machine, rule, list(rows)
-        self.layer, self.age, self.fallbacks = 0, 0, 0
+        self.layer, self.age = 0, 0
         self.aside: list[tuple[list[Row], Climbers]] = []
         self.spoken: Spoken | None = None
         self._start(bucket or machine.bucket(len(self.rows)))
@@ -216,7 +216,7 @@ class EngineWave:
             asked = (at.measures == MEASURES.index(measure)) & (at.run_lengths == run_length)
             result = torch.where(asked, CONFIDENCE[measure](view), result)
         at.candidates = state.candidates
-        self.fallbacks += state.fallbacks
+        machine.clock.fallbacks += state.fallbacks
         return result
 
     def told(self, flag: Bool[Tensor, ""]) -> bool:
@@ -260,7 +260,7 @@ class EngineWave:
         """All rows that are still climbing, as a wave of their own; what is left here only speaks."""
         other = object.__new__(EngineWave)
         other.__dict__.update(self.__dict__)
-        other.aside, other.fallbacks = [], 0  # as old as its oldest row: who joins it makes nobody younger
+        other.aside = []  # and it is as old as its oldest row: who joins it makes nobody younger
         if other.prefix:  # by the time it goes on, the slots beside it may belong to others
             other.prefix = False
             other.at = replace(self.at, slots=torch.where(self.live, self.at.slots, self.machine.runner.slots.padding))
@@ -270,7 +270,7 @@ class EngineWave:
         return other
 
     def drop(self, row: Row) -> bool:
-        """Forget a row that was aborted while it waited; False when it was not here or the wave is now empty."""
+        """Forget a row that was aborted while it waited, if it is here; False when nobody is left."""
         places = [i for i in range(self.size) if self.rows[i] is not row]
         if places and len(places) < self.size:
             self._keep(places)
@@ -300,7 +300,7 @@ class EngineWave:
         early = at.crossed & (emission < last) & (at.depths == 0) & by_head
         state = HeadState(at.candidates, self.live)
         tokens = machine.head.emit(at.hidden, early, state)
-        self.fallbacks += state.fallbacks
+        machine.clock.fallbacks += state.fallbacks
         machine.clock("head")
         involuntary = ~at.crossed & (emission < last)
         count = len(rows)

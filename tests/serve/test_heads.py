@@ -309,3 +309,20 @@ def test_a_screened_row_emits_the_full_argmax_of_where_it_left(measure: Measure)
     layers = {row.id: answer.crossing_layers for row, answer in zip(rows(), answers, strict=True)}
     traces = BatchDecoder(tiny())(rows(), Replay(layers))
     assert [trace.tokens for trace in traces] == [answer.tokens for answer in answers]
+
+
+def test_steps_count_what_the_screen_left_to_the_full_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(tiny(), head=Head.screened, head_k=3, max_batch=4)
+    emit = engine.machine.head.emit
+
+    def undecided(hidden: Tensor, early: Tensor, state: HeadState) -> Tensor:
+        state.fallbacks += 2
+        return emit(hidden, early, state)
+
+    engine.generate(texts())
+    before = sum(record.fallbacks for record in engine.clock.history)
+    steps = engine.clock.steps
+    monkeypatch.setattr(engine.machine.head, "emit", undecided)
+    engine.generate(texts())
+    assert engine.clock.steps == 2 * steps
+    assert sum(record.fallbacks for record in engine.clock.history) == 2 * before + 2 * steps
