@@ -13,15 +13,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from calm.config import Measure
 from calm.cost import CostTable
 from calm.errors import CalmError, ConfigError, DataError
-from calm.policies import Confident, Oracle, Policy, Replay, fixed_depth
 from calm.rules import Rule, climb, next_parked
 
 from .accounting import Clock, StepRecord
@@ -30,6 +28,7 @@ from .choice import RuleChoice
 from .endings import end_of, visible_text
 from .exits import Exits
 from .heads import NOTHING, make_head
+from .intake import Intake, Source
 from .measure import measure, measure_check, setting_of
 from .model import ServedModel, served
 from .options import EngineOptions, RequestOptions
@@ -43,8 +42,6 @@ from .wave import EngineWave, Machine, Spoken
 
 if TYPE_CHECKING:
     from calm.models.t5 import EarlyExitT5
-
-Source = str | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -121,6 +118,7 @@ class Engine:
             None if identity is None else identity.served_by(options.head, options.head_k),
             options.rule,
         )
+        self._intake = Intake(self.model)
         self._waiting = Waiting(options.max_waiting)
         self._running: list[Row] = []
         self._parked: list[EngineWave] = []
@@ -149,10 +147,10 @@ class Engine:
         """
         asked = replace(options or RequestOptions(), **named)
         name = self._name(name)
-        limit = self._limit(asked)
+        limit = self._intake.limit(asked)
         policy, certified = self._certificates.resolve(asked, limit)
-        self._check(policy, name)
-        ids = self._ids(source)
+        self._intake.check(policy, name)
+        ids = self._intake.ids(source)
         row = Row(
             id=name,
             number=self._arrivals,
@@ -449,61 +447,6 @@ class Engine:
         if name in self._rows:
             raise ConfigError(f"request id {name!r} is in use; give another")
         return name
-
-    def _limit(self, asked: RequestOptions) -> int:
-        longest = self.model.max_target
-        if (asked.max_tokens or 1) > longest:
-            raise ConfigError(f"max_tokens={asked.max_tokens} is above the model's {longest}; give at most {longest}")
-        limit = asked.max_tokens or longest
-        if asked.min_tokens > limit:
-            raise ConfigError(f"min_tokens={asked.min_tokens} is above the {limit} tokens that the answer may have")
-        wrong = next((token for token in asked.stop_ids if not 0 <= token < self._vocabulary), None)
-        if wrong is not None:
-            raise ConfigError(f"stop id {wrong} is none: ids are whole numbers from 0 to {self._vocabulary - 1}")
-        return limit
-
-    def _check(self, policy: Policy, name: str) -> None:
-        num_layers = self.model.spec.num_layers
-        if isinstance(policy, Oracle):
-            raise ConfigError(
-                "policy 'oracle' needs every layer of every token, which no engine saves; decode with calm"
-            )
-        for step in range(self.model.max_target if isinstance(policy, Replay) else 1):
-            fixed_depth(policy, name, step, num_layers)
-        if not isinstance(policy, Confident):
-            return
-        if policy.measure is Measure.classifier and self.model.classifier is None:
-            raise ConfigError(
-                "measure 'classifier' needs a trained exit classifier and this model has none; "
-                "run python -m train stage=classifier checkpoint=<folder>"
-            )
-        threshold = policy.schedule.threshold
-        if isinstance(threshold, tuple) and len(threshold) != num_layers - 1:
-            raise ConfigError(f"{len(threshold)} thresholds for {num_layers} layers; give one or {num_layers - 1}")
-
-    def _ids(self, source: Source) -> tuple[int, ...]:
-        """Ids of a source. Text is cut to the model's length; ids must fit and lie in the vocabulary."""
-        if isinstance(source, str):
-            return tuple(self.model.to_ids(source))
-        if isinstance(source, bytes) or not isinstance(source, Sequence):
-            raise DataError(f"a source is a text or a sequence of ids, got {type(source).__name__}")
-        if len(source) > self.model.max_source:
-            raise DataError(f"the source has {len(source)} ids, the model takes {self.model.max_source}; shorten it")
-        ids = tuple(cast(Sequence[int], source))
-        if not ids:
-            raise DataError("a source of ids is empty; it needs at least the end-of-sequence id")
-        sound = (type(token) is int and 0 <= token < self._vocabulary for token in ids)
-        wrong = next((place for place, fits in enumerate(sound) if not fits), None)
-        if wrong is not None:  # by place: a number may be too long to be printed
-            raise DataError(
-                f"the source's id number {wrong} is none of the vocabulary: ids are whole numbers from 0 to "
-                f"{self._vocabulary - 1}"
-            )
-        return ids
-
-    @property
-    def _vocabulary(self) -> int:
-        return self.model.spec.vocab_size
 
 
 def _no_classifier(hidden: Tensor) -> Tensor:
