@@ -55,7 +55,7 @@ class Intake:
             raise ConfigError(f"{len(threshold)} thresholds for {num_layers} layers; give one or {num_layers - 1}")
 
     def ids(self, source: Source) -> tuple[int, ...]:
-        """Ids of a source. Text is cut to the model's length; ids must fit and be the vocabulary's. Raises DataError."""
+        """Ids of a source. Text is cut to the model's length; wrong and too many ids are a DataError."""
         if isinstance(source, str):
             return tuple(self.model.to_ids(source))
         if isinstance(source, bytes) or not isinstance(source, Sequence):
