@@ -1,7 +1,7 @@
 """Decoder layers of a padded batch with preallocated caches: eager torch over a DecoderSpec.
 
-Knows T5's arithmetic (RMSNorm, relative bias in every layer from one table, attention scale 1, gated or plain
-feed-forward) and where K and V live; knows nothing of exits.
+Knows where K and V live and the relative bias, one table for every layer; knows nothing of exits. The arithmetic is
+layer_math's.
 """
 
 import torch
@@ -9,26 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from .layer_math import attend, before_head, cross_projection, feed_forward, rms_norm
 from .models.base import DecoderSpec
-
-
-def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """T5's norm: no mean, no bias, statistics in fp32."""
-    variance = hidden.float().pow(2).mean(-1, keepdim=True)
-    return weight * (hidden * torch.rsqrt(variance + eps)).to(weight.dtype)
-
-
-def activation(name: str, values: Tensor) -> Tensor:
-    """T5's feed-forward activations: ``relu`` (v1.0), ``gelu_new`` (v1.1)."""
-    if name == "relu":
-        return F.relu(values)
-    if name == "gelu_new":
-        return F.gelu(values, approximate="tanh")
-    if name == "silu":
-        return F.silu(values)
-    if name == "gelu":
-        return F.gelu(values)
-    raise ValueError(f"unknown activation {name!r}; choose from relu, gelu_new, gelu, silu")
 
 
 class BatchLayers:
@@ -52,17 +34,14 @@ class BatchLayers:
         lowest = torch.finfo(dtype).min
         zeros = torch.zeros(source_mask.shape, dtype=dtype, device=device)
         self.source_mask = zeros.masked_fill(~source_mask, lowest)[:, None, None]  # (B, 1, 1, S)
-        self.cross_keys = self._cross(encoder_hidden, "cross_k")  # L x (B, H, S, d_kv)
-        self.cross_values = self._cross(encoder_hidden, "cross_v")
-        self.biases: dict[int, Tensor] = {}
-
-    def _cross(self, encoder_hidden: Tensor, name: str) -> list[Tensor]:
-        projected = (
-            F.linear(encoder_hidden, self.spec.tensors[f"{layer}.{name}"])
-            for layer in range(1, self.spec.num_layers + 1)
+        self.cross_keys, self.cross_values = (  # L x (B, H, S, d_kv)
+            [
+                cross_projection(spec, layer, which, encoder_hidden).contiguous()
+                for layer in range(1, spec.num_layers + 1)
+            ]
+            for which in "kv"
         )
-        shape = (*encoder_hidden.shape[:2], self.spec.num_heads, self.spec.d_kv)
-        return [tensor.view(shape).transpose(1, 2).contiguous() for tensor in projected]
+        self.biases: dict[int, Tensor] = {}
 
     def embed(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, "batch d_model"]:
         return F.embedding(tokens, self.spec.tensors["embed"])
@@ -77,12 +56,12 @@ class BatchLayers:
         if self.holes is not None:
             holes = self.holes[layer - 1, :, None, None, : step + 1]
             bias = bias.expand(hidden.shape[0], -1, -1, -1).masked_fill(holes, torch.finfo(bias.dtype).min)
-        hidden = hidden + self._attend(f"{layer}.self", normed, keys, values, bias)
+        hidden = hidden + attend(spec, f"{layer}.self", normed, keys, values, bias)
         normed = rms_norm(hidden, tensors[f"{layer}.cross_norm"], spec.norm_eps)
         cross_keys, cross_values = self.cross_keys[layer - 1], self.cross_values[layer - 1]
-        hidden = hidden + self._attend(f"{layer}.cross", normed, cross_keys, cross_values, self.source_mask)
+        hidden = hidden + attend(spec, f"{layer}.cross", normed, cross_keys, cross_values, self.source_mask)
         normed = rms_norm(hidden, tensors[f"{layer}.ffn_norm"], spec.norm_eps)
-        return hidden + self._feed_forward(layer, normed)
+        return hidden + feed_forward(spec, layer, normed)
 
     def write(self, layer: int, hidden: Tensor, step: int, rows: Bool[Tensor, " batch"]) -> None:
         """Backfill: K and V of ``layer`` at ``step`` for the chosen rows, through its own norm and projections."""
@@ -122,10 +101,7 @@ class BatchLayers:
         self.cross_values = [tensor[index] for tensor in self.cross_values]
 
     def logits(self, hidden: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocab"]:
-        normed = rms_norm(hidden, self.spec.tensors["final_norm"], self.spec.norm_eps)
-        if self.spec.head_scale != 1.0:
-            normed = normed * self.spec.head_scale
-        return F.linear(normed, self.spec.tensors["head"])
+        return F.linear(before_head(self.spec, hidden), self.spec.tensors["head"])
 
     def _put(self, layer: int, normed: Tensor, step: int) -> None:
         shape = (normed.shape[0], self.spec.num_heads, self.spec.d_kv)
@@ -139,20 +115,3 @@ class BatchLayers:
             row = table[self.spec.bias_row(step).to(table.device)]  # (keys, H)
             self.biases[step] = row.t()[None, :, None]
         return self.biases[step]
-
-    def _attend(self, name: str, normed: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-        batch, heads, d_kv = normed.shape[0], self.spec.num_heads, self.spec.d_kv
-        query = F.linear(normed, self.spec.tensors[f"{name}_q"]).view(batch, heads, 1, d_kv)
-        scores = query @ keys.transpose(2, 3) * self.spec.attention_scale + bias  # (B, H, 1, keys)
-        mixed = (scores.softmax(dim=-1) @ values).reshape(batch, heads * d_kv)
-        return F.linear(mixed, self.spec.tensors[f"{name}_o"])
-
-    def _feed_forward(self, layer: int, normed: Tensor) -> Tensor:
-        tensors = self.spec.tensors
-        if self.spec.gated:
-            gate = activation(self.spec.activation, F.linear(normed, tensors[f"{layer}.ffn_gate"]))
-            inner = gate * F.linear(normed, tensors[f"{layer}.ffn_up"])
-        else:
-            inner = activation(self.spec.activation, F.linear(normed, tensors[f"{layer}.ffn_up"]))
-        down = tensors[f"{layer}.ffn_down"]
-        return F.linear(inner.to(down.dtype), down).to(normed.dtype)

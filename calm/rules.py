@@ -169,6 +169,16 @@ def next_parked(parked: Sequence[Any], rule: Rule, fresh: int) -> Any | None:
     return None
 
 
+def bucket_of(buckets: Sequence[int], rows: int) -> int:
+    """The smallest batch size that holds ``rows``; ``buckets`` ascend."""
+    return next(size for size in buckets if size >= rows)
+
+
+def padded_length(length: int, multiple: int, longest: int) -> int:
+    """Tokens that a source of ``length`` is padded to: a multiple, but never more than the model takes."""
+    return min(-(-length // multiple) * multiple, longest)
+
+
 @runtime_checkable
 class Queued(Protocol):
     """A request that waits for a slot: the name of its source and how many tokens that has."""

@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from .confidence import HEAD_MEASURES
 from .config import Measure
+from .rules import bucket_of, padded_length
 
 
 @runtime_checkable
@@ -60,10 +61,10 @@ class Setting:
     cross_cache_rows: int = 64
 
     def bucket(self, rows: int) -> int:
-        return next(size for size in self.buckets if size >= rows)
+        return bucket_of(self.buckets, rows)
 
     def padded(self, length: int) -> int:
-        return min(-(-length // self.source_multiple) * self.source_multiple, self.max_source)
+        return padded_length(length, self.source_multiple, self.max_source)
 
 
 @dataclass(eq=False)

@@ -49,14 +49,9 @@ class EngineDecoder:
     def __call__(self, examples: Sequence[Example], policy: Policy) -> list[DecodeTrace]:
         if isinstance(policy, Oracle):
             return self._oracle(examples, policy)
-        found: dict[str, Answer] = {}
-        waiting = list(examples)[::-1]
-        while waiting or self.engine.has_work:
-            while waiting and self.engine.num_waiting < self.engine.options.max_waiting:
-                example = waiting.pop()
-                self.engine.add_request(example.source, policy=policy, name=example.id)
-            found.update((answer.id, answer) for answer in self.engine.step().answers)
-        return [trace_of(found[example.id]) for example in examples]
+        names = [example.id for example in examples]
+        answers = self.engine.generate([example.source for example in examples], names=names, policy=policy)
+        return [trace_of(answer) for answer in answers]
 
 
 def trace_of(answer: Answer) -> DecodeTrace:

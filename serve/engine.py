@@ -210,8 +210,17 @@ class Engine:
         record = self.clock.end(rows, len(said), rule.name if rule else None, parked, admitted, calls)
         return Step(said, answers, record)
 
-    def generate(self, sources: Sequence[Source], options: RequestOptions | None = None, **named: Any) -> list[Answer]:
+    def generate(
+        self,
+        sources: Sequence[Source],
+        options: RequestOptions | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        **named: Any,
+    ) -> list[Answer]:
         """Answers in the order of ``sources``; requests that fail have status ``failed``. The queue may be shorter.
+
+        ``names``: ids of the requests, one a source.
 
         Raises:
             ConfigError: the engine has other work, or the options cannot be served.
@@ -222,22 +231,21 @@ class Engine:
         if self.has_work:
             raise ConfigError("generate needs an idle engine; use add_request and step beside other requests")
         asked = replace(options or RequestOptions(), **named)
-        todo = list(enumerate(sources))[::-1]
-        names: dict[str, int] = {}
-        answers: dict[int, Answer] = {}
+        todo = list(zip(sources, [None] * len(sources) if names is None else names, strict=True))[::-1]
+        order: list[str] = []
+        answers: dict[str, Answer] = {}
         try:
             while todo or self.has_work:
                 while todo and len(self._waiting) < self.options.max_waiting:
-                    number, source = todo.pop()
-                    names[self.add_request(source, asked)] = number
-                for answer in self.step().answers:
-                    answers[names[answer.id]] = answer
+                    source, name = todo.pop()
+                    order.append(self.add_request(source, asked, name=name))
+                answers.update((answer.id, answer) for answer in self.step().answers)
         except BaseException:  # of one source, or Ctrl-C: leave the engine idle
-            for name in names:
-                self.abort(name)
+            for added in order:
+                self.abort(added)
             self._answers()
             raise
-        return [answers[i] for i in range(len(sources))]
+        return [answers[name] for name in order]
 
     def stream(self, source: Source, options: RequestOptions | None = None, **named: Any) -> Iterator[str]:
         """Pieces of one answer's text as they come; other requests go on beside it and keep their answers waiting.
@@ -335,10 +343,10 @@ class Engine:
             climb(wave, rule, self.model.spec.num_layers, self._parked, patient=resumed is None)
             assert wave.spoken is not None
             return wave.spoken
-        except Exception as error:
-            return self._without_poison(involved, rule, error)
+        except Exception:
+            return self._without_poison(involved, rule)
 
-    def _without_poison(self, rows: list[Row], rule: Rule, error: Exception) -> Spoken:
+    def _without_poison(self, rows: list[Row], rule: Rule) -> Spoken:
         """After a wave raised: each of its rows by itself finds those that raise; the others go on together.
 
         A step writes nothing that a repetition does not write again. Rows that had joined the wave on its way are

@@ -12,8 +12,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from calm.config import Head
+from calm.layer_math import before_head
 
-from .runner import Runner, before_head
+from .runner import Runner
 from .screen import Screen, quantised
 
 NOTHING = -1  # id of a row whose logits are not finite

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from calm.rules import padded_length
+
 from .runner import Runner
 
 Encode = Callable[[Int[Tensor, "rows source"], Bool[Tensor, "rows source"]], Float[Tensor, "rows source d_model"]]
@@ -72,7 +74,7 @@ class Prefill:
 
     def padded(self, length: int) -> int:
         """Tokens that a source of this length is padded to."""
-        return min(-(-length // self._multiple) * self._multiple, self._runner.slots.max_source)
+        return padded_length(length, self._multiple, self._runner.slots.max_source)
 
     def __call__(self, sources: Sequence[Sequence[int]]) -> list[CrossKV]:
         """Cross K/V of at most ``rows`` sources of one padded length."""

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from calm.batch_layers import activation, rms_norm
+from calm.layer_math import attend, before_head, cross_projection, feed_forward, rms_norm
 from calm.models.base import DecoderSpec
 
 from .slots import Slots
@@ -60,12 +60,6 @@ class Runner(Protocol):
     def told(self, flag: Bool[Tensor, ""]) -> bool: ...
 
 
-def before_head(spec: DecoderSpec, hidden: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch d_model"]:
-    """What the head's matrix multiplies: normed, and scaled where the checkpoint is tied."""
-    normed = rms_norm(hidden, spec.tensors["final_norm"], spec.norm_eps)
-    return normed if spec.head_scale == 1.0 else normed * spec.head_scale
-
-
 class EagerRunner:
     """Plain eager torch: the engine's reference runner."""
 
@@ -99,13 +93,13 @@ class EagerRunner:
         self._put(layer, normed, slots, steps)
         keys = self._rows(self.slots.keys[layer - 1], slots, prefix)
         values = self._rows(self.slots.values[layer - 1], slots, prefix)
-        hidden = hidden + self._attend(f"{layer}.self", normed, keys, values, self._bias[steps])
+        hidden = hidden + attend(self.spec, f"{layer}.self", normed, keys, values, self._bias[steps])
         normed = rms_norm(hidden, tensors[f"{layer}.cross_norm"], eps)
         keys = self._rows(self.slots.cross_keys[layer - 1], slots, prefix)
         values = self._rows(self.slots.cross_values[layer - 1], slots, prefix)
         mask = self._rows(self.slots.source_bias, slots, prefix)
-        hidden = hidden + self._attend(f"{layer}.cross", normed, keys, values, mask)
-        return hidden + self._feed_forward(layer, rms_norm(hidden, tensors[f"{layer}.ffn_norm"], eps))
+        hidden = hidden + attend(self.spec, f"{layer}.cross", normed, keys, values, mask)
+        return hidden + feed_forward(self.spec, layer, rms_norm(hidden, tensors[f"{layer}.ffn_norm"], eps))
 
     def backfill(
         self,
@@ -127,15 +121,10 @@ class EagerRunner:
     def cross(
         self, encoder_hidden: Float[Tensor, "rows source d_model"]
     ) -> tuple[Float[Tensor, "layers rows heads source d_kv"], Float[Tensor, "layers rows heads source d_kv"]]:
-        shape = (*encoder_hidden.shape[:2], self.spec.num_heads, self.spec.d_kv)
+        layers = range(1, self.spec.num_layers + 1)
         keys, values = (
-            torch.stack(
-                [
-                    F.linear(encoder_hidden, self.spec.tensors[f"{layer}.{name}"]).view(shape).transpose(1, 2)
-                    for layer in range(1, self.spec.num_layers + 1)
-                ]
-            )
-            for name in ("cross_k", "cross_v")
+            torch.stack([cross_projection(self.spec, layer, which, encoder_hidden) for layer in layers])
+            for which in "kv"
         )
         return keys, values
 
@@ -150,20 +139,3 @@ class EagerRunner:
         tensors = self.spec.tensors
         self.slots.keys[layer - 1][slots, :, steps] = F.linear(normed, tensors[f"{layer}.self_k"]).view(shape)
         self.slots.values[layer - 1][slots, :, steps] = F.linear(normed, tensors[f"{layer}.self_v"]).view(shape)
-
-    def _attend(self, name: str, normed: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-        batch, heads, d_kv = normed.shape[0], self.spec.num_heads, self.spec.d_kv
-        query = F.linear(normed, self.spec.tensors[f"{name}_q"]).view(batch, heads, 1, d_kv)
-        scores = query @ keys.transpose(2, 3) * self.spec.attention_scale + bias  # (B, H, 1, keys)
-        mixed = (scores.softmax(dim=-1) @ values).reshape(batch, heads * d_kv)
-        return F.linear(mixed, self.spec.tensors[f"{name}_o"])
-
-    def _feed_forward(self, layer: int, normed: Tensor) -> Tensor:
-        tensors = self.spec.tensors
-        up = F.linear(normed, tensors[f"{layer}.ffn_up"])
-        if self.spec.gated:
-            inner = activation(self.spec.activation, F.linear(normed, tensors[f"{layer}.ffn_gate"])) * up
-        else:
-            inner = activation(self.spec.activation, up)
-        down = tensors[f"{layer}.ffn_down"]
-        return F.linear(inner.to(down.dtype), down).to(normed.dtype)

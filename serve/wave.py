@@ -14,7 +14,7 @@ from torch import Tensor
 
 from calm.confidence import CONFIDENCE, HEAD_MEASURES, LayerView, Seen
 from calm.config import Measure
-from calm.rules import Flags, Rule
+from calm.rules import Flags, Rule, bucket_of
 
 from .accounting import Clock
 from .exits import MEASURES, Exits
@@ -45,7 +45,7 @@ class Machine:
 
     def bucket(self, rows: int) -> int:
         """The smallest batch size that holds ``rows``."""
-        return next(size for size in self.buckets if size >= rows)
+        return bucket_of(self.buckets, rows)
 
     @property
     def num_layers(self) -> int:

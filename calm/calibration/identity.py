@@ -25,6 +25,7 @@ TOKENIZER_FILES = ("tokenizer.json", "spiece.model")  # tokenizer_config.json ch
 DECODING_CODE = (
     "calm/decode*.py",
     "calm/batch_layers.py",
+    "calm/layer_math.py",
     "calm/confidence.py",
     "calm/thresholds.py",
     "calm/policies.py",

@@ -11,12 +11,13 @@ from torch import Tensor
 from calm.confidence import CONFIDENCE, LayerView
 from calm.config import BatchRule, Head, Measure
 from calm.decode_batch import BatchDecoder
+from calm.layer_math import before_head
 from calm.models.t5 import export_spec
 from calm.policies import Replay
 from serve import screen
 from serve.engine import Engine
 from serve.heads import NOTHING, CandidateHead, FullHead, HeadState, ScreenedHead, Vocabulary, make_head
-from serve.runner import EagerRunner, before_head
+from serve.runner import EagerRunner
 from serve.screen import Screen, int_product, quantised, slow_int_product
 from serve.slots import Slots
 from tests.scripted import early_exit, random_t5
