@@ -124,6 +124,21 @@ class Head(str, Enum):
     candidates = "candidates"
 
 
+class RunnerName(str, Enum):
+    """Who runs the engine's layers: plain torch, the compiled step of a CPU, or the latter where it can be had."""
+
+    auto = "auto"
+    eager = "eager"
+    native = "native"
+
+
+class Weights(str, Enum):
+    """Weights of the engine's layers: in the dtype that the model was loaded in, or int8 (native runner)."""
+
+    model = "model"
+    int8 = "int8"
+
+
 class BatchRule(str, Enum):
     """Row-exact: own, compact, rebatch, and auto among them. Batch-coupled: sync, quantile, lockstep."""
 

@@ -66,6 +66,17 @@ def cross_projection(
     return F.linear(encoder_hidden, spec.tensors[f"{layer}.cross_{which}"]).view(shape).transpose(1, 2)
 
 
+def cross_kv(
+    spec: DecoderSpec, encoder_hidden: Float[Tensor, "rows source d_model"]
+) -> tuple[Float[Tensor, "layers rows heads source d_kv"], Float[Tensor, "layers rows heads source d_kv"]]:
+    """K and V of the cross-attention of every layer."""
+    layers = range(1, spec.num_layers + 1)
+    keys, values = (
+        torch.stack([cross_projection(spec, layer, which, encoder_hidden) for layer in layers]) for which in "kv"
+    )
+    return keys, values
+
+
 def before_head(spec: DecoderSpec, hidden: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch d_model"]:
     """What the head's matrix multiplies: normed, and scaled where the checkpoint is tied."""
     normed = rms_norm(hidden, spec.tensors["final_norm"], spec.norm_eps)

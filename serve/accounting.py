@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from calm.config import BatchRule
@@ -73,6 +73,13 @@ class Clock:
         now = self.now()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
+
+    def spent(self, seconds: Mapping[str, float], rest: str) -> None:
+        """Of what passed since the last call, ``seconds`` went to these phases and what is left over to ``rest``."""
+        for phase, value in seconds.items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + value
+            self._last += value
+        self(rest)
 
     def layer(self, batch: int) -> None:
         """A layer ran on so many rows."""

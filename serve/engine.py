@@ -20,25 +20,23 @@ from torch import Tensor
 
 from calm.cost import CostTable
 from calm.errors import CalmError, ConfigError, DataError
-from calm.rules import Rule, climb, next_parked
+from calm.rules import Rule, next_parked
 
 from .accounting import Clock, StepRecord
+from .backend import make_backend
 from .certified import Certificates
 from .choice import RuleChoice
 from .endings import end_of, visible_text
-from .exits import Exits
-from .heads import NOTHING, make_head
+from .heads import NOTHING
 from .intake import Intake, Source
 from .measure import measure, measure_check, setting_of
 from .model import ServedModel, served
 from .options import EngineOptions, RequestOptions
 from .prefill import CrossCache, CrossKV, Prefill, source_key
 from .requests import Answer, Reason, Row, Status
-from .runner import EagerRunner
 from .sampling import choose
 from .scheduler import Waiting
-from .slots import Slots
-from .wave import EngineWave, Machine, Spoken
+from .wave import Spoken
 
 if TYPE_CHECKING:
     from calm.models.t5 import EarlyExitT5
@@ -84,30 +82,11 @@ class Engine:
     ) -> None:
         self.options = replace(options or EngineOptions(), **named)
         self.model = model if isinstance(model, ServedModel) else served(model, device, dtype)
-        spec, options = self.model.spec, self.options
-        self.slots = Slots(
-            spec, options.max_batch, self.model.max_target, self.model.max_source, self.model.device, options.poison
-        )
-        self.runner = EagerRunner(spec, self.slots)
+        options = self.options
         self.clock = Clock()
-        self._exits = Exits(
-            spec,
-            list(self.model.exit_layers),
-            options.max_batch,
-            self.model.max_target,
-            self.model.device,
-            options.record_confidences,
-        )
-        self.machine = Machine(
-            runner=self.runner,
-            exits=self._exits,
-            head=make_head(options.head, options.head_k, self.runner),
-            buckets=options.ladder,
-            checked=frozenset(self.model.exit_layers),
-            classifier=self.model.classifier or _no_classifier,
-            record=options.record_confidences,
-            clock=self.clock,
-        )
+        backend = make_backend(self.model, options, self.clock)
+        self.slots, self.runner, self.machine = backend.slots, backend.runner, backend.machine
+        self._exits, self._new_wave = backend.exits, backend.wave
         self.prefill = Prefill(
             self.model.encode, self.runner, options.prefill_rows, options.source_multiple, self.model.device
         )
@@ -121,7 +100,7 @@ class Engine:
         self._intake = Intake(self.model)
         self._waiting = Waiting(options.max_waiting)
         self._running: list[Row] = []
-        self._parked: list[EngineWave] = []
+        self._parked: list[Any] = []
         self._rows: dict[str, Row] = {}
         self._ended: list[Row] = []
         self._kept: list[Answer] = []  # of others, while a stream was read
@@ -339,10 +318,8 @@ class Engine:
         involved = fresh if resumed is None else resumed.rows
         self.clock("schedule")
         try:
-            wave = EngineWave(self.machine, rule, fresh) if resumed is None else resumed
-            climb(wave, rule, self.model.spec.num_layers, self._parked, patient=resumed is None)
-            assert wave.spoken is not None
-            return wave.spoken
+            wave = self._new_wave(rule, fresh, None) if resumed is None else resumed
+            return self._up(wave, rule, self._parked, patient=resumed is None)
         except Exception:
             return self._without_poison(involved, rule)
 
@@ -371,10 +348,14 @@ class Engine:
         """One wave of these rows to its end, without parking."""
         if not rows:
             return Spoken.nothing()
-        wave = EngineWave(self.machine, rule, rows, bucket)
-        climb(wave, rule, self.model.spec.num_layers, [], patient=False)
-        assert wave.spoken is not None
-        return wave.spoken
+        return self._up(self._new_wave(rule, rows, bucket), rule, [], patient=False)
+
+    @staticmethod
+    def _up(wave: Any, rule: Rule, parked: list[Any], *, patient: bool) -> Spoken:
+        wave.climb(rule, parked, patient)
+        spoken: Spoken | None = wave.spoken
+        assert spoken is not None
+        return spoken
 
     def _take(self, spoken: Spoken) -> list[tuple[str, int]]:
         """Hand tokens and layers to their rows; end those that are done."""
@@ -385,7 +366,7 @@ class Engine:
             token: int | None = spoken.tokens[i]
             if not row.options.greedy or row.step + 1 < row.options.min_tokens:
                 if logits is None:
-                    logits = self.runner.logits(spoken.hidden)
+                    logits = spoken.logits()
                 token = choose(logits[i], row.step, row.options, row.seed, [self.model.spec.eos_token_id])
             if token is None or token == NOTHING:
                 self._fail(row, CalmError("the logits are not finite"))
@@ -423,7 +404,7 @@ class Engine:
             answers.append(row.answer(self.model.to_text, self.model.spec.num_layers))
             del self._rows[row.id]
         self._ended.clear()
-        if not self._parked:  # a parked wave knows its slots by number
+        if self.slots.neighbours and not self._parked:  # a parked wave knows its slots by number
             self._running.sort(key=lambda row: row.slot)
             for place, row in enumerate(self._running):
                 if row.slot != place:
@@ -455,7 +436,3 @@ class Engine:
         if name in self._rows:
             raise ConfigError(f"request id {name!r} is in use; give another")
         return name
-
-
-def _no_classifier(hidden: Tensor) -> Tensor:
-    raise ConfigError("the model has no exit classifier")

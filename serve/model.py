@@ -18,6 +18,7 @@ from calm.calibration.identity import ModelIdentity
 from calm.cost import CostTable
 from calm.models.base import DecoderSpec
 
+from .native.weights import Packed
 from .prefill import Encode
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class ServedModel:
         encode: ids and mask -> hidden states of the encoder.
         classifier: hidden -> P(exit), fp32; None before it is trained.
         to_ids, to_text: a source's text to ids (EOS last, cut to ``max_source``), ids to text.
+        classifier_weights: of the exit classifier: (d_model,) and a bias.
         exit_layers: layers after which a row may leave.
         max_source, max_target: tokens; ``max_target`` is N.
         artifacts: certificates of the folder; ``identity`` says what it is, None for a model without a folder.
@@ -49,7 +51,15 @@ class ServedModel:
     max_target: int
     artifacts: tuple[Artifact, ...] = ()
     identity: ModelIdentity | None = None
+    classifier_weights: tuple[Tensor, float] | None = None
     costs: dict[object, CostTable] = field(default_factory=dict, compare=False, repr=False)
+    _packed: dict[int, Packed] = field(default_factory=dict, compare=False, repr=False)
+
+    def packed(self, kind: int) -> Packed:
+        """Weights for the native runner, packed once for all engines of this model."""
+        if kind not in self._packed:
+            self._packed[kind] = Packed.of(self.spec, kind)
+        return self._packed[kind]
 
     @property
     def device(self) -> torch.device:
@@ -82,6 +92,7 @@ def served(
         artifacts = load_artifacts(folder)
         identity = ModelIdentity.of(model, folder, dtype=str(dtype).removeprefix("torch."))
     tokenizer, settings = model.tokenizer, model.settings
+    linear = model.classifier.linear
     return ServedModel(
         spec=export_spec(model),
         encode=model.encode,
@@ -93,4 +104,5 @@ def served(
         max_target=settings.max_target_tokens,
         artifacts=tuple(artifacts),
         identity=identity,
+        classifier_weights=(linear.weight.detach()[0], linear.bias.item()) if settings.has_classifier else None,
     )

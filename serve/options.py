@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar, cast
 
-from calm.config import INF, BatchRule, Consistency, Head, check_range
+from calm.config import INF, BatchRule, Consistency, Head, RunnerName, Weights, check_range
 from calm.errors import ConfigError
 from calm.policies import Policy
 
@@ -61,6 +61,8 @@ class EngineOptions:
         source_multiple: sources are padded to multiples of this many tokens.
         cross_cache_rows: sources whose cross K/V is kept for when they come again; 0 keeps none.
         head: full, candidates (the first check's top ``head_k``) or screened (int8, ``head_k`` rescored exactly).
+        runner: native (compiled for this CPU), eager (plain torch), or auto: native where it can be had.
+        weights: of the model as it was loaded, or int8 (native runner only).
         record_confidences: keep them in the traces.
         poison: fill what is freed with NaN, so that a stale read shows (tests).
     """
@@ -78,12 +80,16 @@ class EngineOptions:
     cross_cache_rows: int = 64
     head: Head = Head.full
     head_k: int = 32
+    runner: RunnerName = RunnerName.eager
+    weights: Weights = Weights.model
     record_confidences: bool = False
     poison: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rule", _choice("rule", BatchRule, self.rule))
         object.__setattr__(self, "head", _choice("head", Head, self.head))
+        object.__setattr__(self, "runner", _choice("runner", RunnerName, self.runner))
+        object.__setattr__(self, "weights", _choice("weights", Weights, self.weights))
         least = {"company": 0, "cross_cache_rows": 0, "head_k": 2}
         for name in ("max_age", "max_batch", "max_waiting", "prefill_rows", "prefill_calls", "source_multiple", *least):
             _whole(name, getattr(self, name))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from calm.layer_math import attend, before_head, cross_projection, feed_forward, rms_norm
+from calm.layer_math import attend, before_head, cross_kv, feed_forward, rms_norm
 from calm.models.base import DecoderSpec
 
 from .slots import Slots
@@ -121,12 +121,7 @@ class EagerRunner:
     def cross(
         self, encoder_hidden: Float[Tensor, "rows source d_model"]
     ) -> tuple[Float[Tensor, "layers rows heads source d_kv"], Float[Tensor, "layers rows heads source d_kv"]]:
-        layers = range(1, self.spec.num_layers + 1)
-        keys, values = (
-            torch.stack([cross_projection(self.spec, layer, which, encoder_hidden) for layer in layers])
-            for which in "kv"
-        )
-        return keys, values
+        return cross_kv(self.spec, encoder_hidden)
 
     def told(self, flag: Bool[Tensor, ""]) -> bool:
         return bool(flag)

@@ -20,10 +20,13 @@ class Slots:
     """K/V of ``count`` rows.
 
     Attributes:
+        neighbours: rows are best kept in the first slots, one beside another.
         keys, values: (L, count + 1, H, N, d_kv).
         cross_keys, cross_values: (L, count + 1, H, S, d_kv).
         source_bias: (count + 1, 1, 1, S): 0 on the source, -inf beyond it.
     """
+
+    neighbours = True
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from calm.confidence import CONFIDENCE, HEAD_MEASURES, LayerView, Seen
 from calm.config import Measure
-from calm.rules import Flags, Rule, bucket_of
+from calm.rules import Flags, Rule, bucket_of, climb
 
 from .accounting import Clock
 from .exits import MEASURES, Exits
@@ -112,7 +112,10 @@ class Climbers:
 
 @dataclass
 class Spoken:
-    """What a wave said, row for row; lists are on the host. ``hidden`` has the size of the bucket, padding last."""
+    """What a wave said, row for row; lists are on the host.
+
+    ``states`` and ``logits`` give hidden states and logits of its rows, in this order; padding may follow.
+    """
 
     rows: list[Row]
     tokens: list[int]
@@ -120,12 +123,13 @@ class Spoken:
     emission: list[int]
     executed: list[int]
     involuntary: list[bool]
-    hidden: Float[Tensor, "rows d_model"]
+    states: Callable[[], Tensor]
+    logits: Callable[[], Tensor]
     confidences: list[list[float]] | None
 
     @classmethod
     def nothing(cls) -> "Spoken":
-        return cls([], [], [], [], [], [], torch.empty(0, 0), None)
+        return cls([], [], [], [], [], [], *(lambda: torch.empty(0, 0),) * 2, None)
 
 
 class EngineWave:
@@ -170,6 +174,10 @@ class EngineWave:
     @property
     def size(self) -> int:
         return len(self.rows)
+
+    def climb(self, rule: Rule, parked: list[Any], patient: bool = True) -> None:
+        """To the end of its step, as ``calm.rules.climb`` says."""
+        climb(self, rule, self.machine.num_layers, parked, patient)
 
     def run(self, layer: int) -> None:
         at = self.at
@@ -317,6 +325,7 @@ class EngineWave:
             table[2],
             table[3],
             [bool(value) for value in table[4]],
-            at.hidden,
+            lambda: at.hidden,
+            lambda: machine.runner.logits(at.hidden),
             at.confidences[:count].tolist() if machine.record else None,
         )

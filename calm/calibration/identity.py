@@ -33,6 +33,7 @@ DECODING_CODE = (
     "calm/models/*.py",
     "calm/data/text.py",
     "serve/*.py",
+    "serve/native/*",
 )
 UNTOLD_KEYS = ("transformers_version", "_name_or_path")  # who wrote the file, not what is in it
 
@@ -43,7 +44,7 @@ def code_version() -> str:
     digest = hashlib.sha256()
     root = Path(__file__).resolve().parents[2]
     for pattern in DECODING_CODE:
-        for path in sorted(root.glob(pattern)):
+        for path in sorted(path for path in root.glob(pattern) if path.is_file()):
             digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     try:
         released = version("calm-t5")

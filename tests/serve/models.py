@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from calm.config import BatchRule, Measure, Schedule
+from calm.config import BatchRule, Measure, RunnerName, Schedule
 from calm.cost import CostTable
 from calm.decode_batch import BatchDecoder
 from calm.models.t5 import EarlyExitT5
@@ -20,6 +20,7 @@ from tests.scripted import early_exit, examples, random_t5
 
 VOCABULARY = 97
 LENGTH = 10
+RUNNER = RunnerName.eager  # of the engines below; the fixture ``each_runner`` changes it
 EXACT = (BatchRule.own, BatchRule.compact, BatchRule.rebatch, BatchRule.auto)
 COUPLED = (BatchRule.sync, BatchRule.quantile, BatchRule.lockstep)
 SHAPES: dict[str, dict[str, Any]] = {
@@ -56,7 +57,7 @@ class Fickle:
 
 def engine_of(rule: BatchRule, model: ServedModel | None = None, **options: Any) -> Engine:
     """An engine of a tiny model whose slots are poisoned; no time is measured for it."""
-    options = {"company": 2, "max_age": 2, "poison": True, **options}
+    options = {"company": 2, "max_age": 2, "poison": True, "runner": RUNNER, **options}
     engine = Engine(model or tiny_served(), rule=rule, costs=CostTable({}), **options)
     if rule is BatchRule.auto:
         engine._choice = Fickle()  # type: ignore[assignment]

@@ -22,6 +22,8 @@ from serve.requests import Status
 
 from .models import LENGTH, confident, engine_of, mixed_policies, texts, tiny, usual
 
+pytestmark = pytest.mark.usefixtures("each_runner")
+
 MODEL = tiny()
 LAYERS = MODEL.num_layers
 SHARE = 0.6

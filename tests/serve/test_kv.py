@@ -47,7 +47,7 @@ def test_above_an_exit_every_layer_holds_its_own_projection(rule: BatchRule) -> 
     def see(engine: Engine, spoken: Spoken) -> None:
         for number, row in enumerate(spoken.rows):
             for layer in range(spoken.emission[number] + 1, 5):
-                keys, values = adapter.kv(layer, spoken.hidden[number][None, None])
+                keys, values = adapter.kv(layer, spoken.states()[number][None, None])
                 for mine, own in zip(kept(engine, layer, row.slot, row.step), (keys, values), strict=True):
                     torch.testing.assert_close(mine, own[0, :, 0], atol=1e-5, rtol=1e-5)
             seen.append(spoken.emission[number])

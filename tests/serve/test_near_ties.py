@@ -11,6 +11,8 @@ from serve.requests import Answer
 from .models import confident, engine_of, rows, tiny, usual
 from .near_ties import Reference, Tally, Told
 
+pytestmark = pytest.mark.usefixtures("each_runner")
+
 POLICY = confident(Measure.softmax, usual(Measure.softmax))
 
 

@@ -9,11 +9,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from calm.confidence import CONFIDENCE
-from calm.config import BatchRule, Measure, Schedule
+from calm.config import BatchRule, Measure, RunnerName, Schedule
 from calm.models.t5 import EarlyExitT5
 from calm.policies import Full, Policy, Static
 from serve.engine import Engine
 from serve.model import served
+from serve.native.wave import NativeWave
 from serve.requests import Answer, Row, Status
 from serve.wave import EngineWave
 from tests.scripted import early_exit, random_t5
@@ -34,6 +35,8 @@ from .models import (
     usual,
 )
 from .near_ties import Reference, Tally, told
+
+pytestmark = pytest.mark.usefixtures("each_runner")
 
 OFF = confident(Measure.softmax, 1.0)
 FULL = [
@@ -214,7 +217,7 @@ def test_rows_that_wait_keep_what_they_have(monkeypatch: pytest.MonkeyPatch) -> 
         Tally().compare(answers[f"r{number}"], told(source, kind))
 
 
-def test_an_abort_leaves_the_others_that_wait_as_they_are() -> None:
+def test_an_abort_leaves_the_others_that_wait_as_they_are(each_runner: RunnerName) -> None:
     """Of rows that wait for company together one goes; the others go on from where they were."""
     kinds = ["full", "agreement-4", "full", "agreement-4"]
     sources = [6, 0, 1, 9]
@@ -223,14 +226,15 @@ def test_an_abort_leaves_the_others_that_wait_as_they_are() -> None:
         for number, (source, kind) in enumerate(zip(sources, kinds, strict=True))
     ]
     engine = engine_of(BatchRule.rebatch, company=5, max_age=2, max_batch=8, prefill_rows=4)
-    drop, waited = EngineWave.drop, []
+    kind = EngineWave if each_runner is RunnerName.eager else NativeWave
+    drop, waited = kind.drop, []
 
-    def dropped(wave: EngineWave, row: Row) -> bool:
+    def dropped(wave: Any, row: Row) -> bool:
         waited.append((row.id, [each.id for each in wave.rows]))
-        return drop(wave, row)
+        return bool(drop(wave, row))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(EngineWave, "drop", dropped)
+        patch.setattr(kind, "drop", dropped)
         answers = play(engine, events)
     assert any(name == "r1" and "r1" in rows_there and len(rows_there) > 2 for name, rows_there in waited)
     assert answers["r1"].status is Status.cancelled

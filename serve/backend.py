@@ -1,0 +1,145 @@
+"""Which runner an engine decodes with, and what comes with it: slots, exits, waves.
+
+``eager`` is plain torch and works everywhere; ``native`` is compiled for this CPU (serve/native). Both keep every
+promise of the batch rules; an engine knows only what is named here.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from calm.config import RunnerName, Weights
+from calm.errors import ConfigError
+from calm.layer_math import cross_kv
+from calm.models.base import DecoderSpec
+from calm.rules import Rule
+
+from .accounting import Clock
+from .exits import Exits
+from .heads import make_head
+from .model import ServedModel
+from .native.build import NativeError, library
+from .native.machine import NativeMachine
+from .native.slots import NativeSlots
+from .native.views import INT8
+from .native.wave import NativeWave
+from .native.weights import KINDS, check_served
+from .options import EngineOptions
+from .requests import Row
+from .runner import EagerRunner
+from .slots import Slots
+from .wave import EngineWave, Machine
+
+MakeWave = Callable[[Rule, Sequence[Row], int | None], Any]
+
+
+@dataclass
+class Backend:
+    """What an engine runs its waves on.
+
+    Attributes:
+        name: eager or native.
+        runner: gives cross K/V and knows the slots.
+        machine: what waves are made with.
+        wave: (rule, rows, bucket or None) -> a wave at layer 0.
+    """
+
+    name: RunnerName
+    slots: Any
+    exits: Exits
+    runner: Any
+    machine: Any
+    wave: MakeWave
+
+
+@dataclass(frozen=True)
+class CrossRunner:
+    """What the prefill needs of a runner whose layers are elsewhere."""
+
+    spec: DecoderSpec
+    slots: NativeSlots
+
+    def cross(self, encoder_hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return cross_kv(self.spec, encoder_hidden)
+
+
+def chosen(model: ServedModel, options: EngineOptions) -> RunnerName:
+    """The runner of an engine: ``auto`` is native on a CPU that can compile it, else eager.
+
+    Raises:
+        ConfigError: int8 weights without the native runner.
+        NativeError: runner=native where it cannot be had.
+    """
+    name = options.runner
+    if name is not RunnerName.eager:
+        try:
+            check_served(model.spec)
+            library()
+            name = RunnerName.native
+        except NativeError:
+            if name is RunnerName.native:
+                raise
+            name = RunnerName.eager
+    if name is RunnerName.eager and options.weights is Weights.int8:
+        raise ConfigError("weights=int8 needs runner=native, and this engine runs eagerly")
+    return name
+
+
+def make_backend(model: ServedModel, options: EngineOptions, clock: Clock) -> Backend:
+    """Raises what ``chosen`` raises."""
+    exits = Exits(
+        model.spec,
+        list(model.exit_layers),
+        options.max_batch,
+        model.max_target,
+        model.device,
+        options.record_confidences,
+    )
+    make = _native if chosen(model, options) is RunnerName.native else _eager
+    return make(model, options, exits, clock)
+
+
+def _eager(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clock) -> Backend:
+    slots = Slots(model.spec, options.max_batch, model.max_target, model.max_source, model.device, options.poison)
+    runner = EagerRunner(model.spec, slots)
+    machine = Machine(
+        runner=runner,
+        exits=exits,
+        head=make_head(options.head, options.head_k, runner),
+        buckets=options.ladder,
+        checked=frozenset(model.exit_layers),
+        classifier=model.classifier or _no_classifier,
+        record=options.record_confidences,
+        clock=clock,
+    )
+    return Backend(
+        RunnerName.eager,
+        slots,
+        exits,
+        runner,
+        machine,
+        lambda rule, rows, bucket: EngineWave(machine, rule, rows, bucket),
+    )
+
+
+def _native(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clock) -> Backend:
+    kind = INT8 if options.weights is Weights.int8 else KINDS[model.dtype]
+    packed = model.packed(kind)
+    slots = NativeSlots(model.spec, options.max_batch, model.max_target, model.max_source, kind, options.poison)
+    machine = NativeMachine(
+        model, packed, slots, exits, options.head, options.head_k, options.record_confidences, clock
+    )
+    return Backend(
+        RunnerName.native,
+        slots,
+        exits,
+        CrossRunner(model.spec, slots),
+        machine,
+        lambda rule, rows, bucket: NativeWave(machine, rule, rows),
+    )
+
+
+def _no_classifier(hidden: Tensor) -> Tensor:
+    raise ConfigError("the model has no exit classifier")

@@ -1,0 +1,128 @@
+"""An engine's native half: packed weights, slots, and where each row stands, behind a handle of the library."""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from calm.config import Head
+from calm.models.base import DecoderSpec
+
+from ..accounting import Clock
+from ..exits import Exits
+from .build import library
+from .slots import NativeSlots
+from .views import BF16, FP32, ModelView, WaveView
+from .weights import ACTIVATIONS, Packed, address, bias_by_distance
+
+if TYPE_CHECKING:
+    from ..model import ServedModel
+
+HEADS = {Head.full: 0, Head.candidates: 1, Head.screened: 2}
+
+
+class NativeMachine:
+    """What every native wave of an engine is made with.
+
+    Attributes:
+        step, token: by slot; set before a wave starts.
+        confidences: (slots, L), where they are recorded.
+    """
+
+    def __init__(
+        self,
+        model: "ServedModel",
+        packed: Packed,
+        slots: NativeSlots,
+        exits: Exits,
+        head: Head,
+        head_k: int,
+        record: bool,
+        clock: Clock,
+    ) -> None:
+        spec: DecoderSpec = model.spec
+        self.spec, self.packed, self.slots, self.exits = spec, packed, slots, exits
+        self.record, self.clock = record, clock
+        self.num_layers = spec.num_layers
+        rows, k = slots.count + 1, min(head_k, spec.vocab_size)
+        self.step, self.token = (ctypes.c_int32 * rows)(), (ctypes.c_int32 * rows)()
+        self._hidden, self._previous = (torch.zeros(rows, spec.d_model) for _ in range(2))
+        self._ints = torch.zeros((4, rows), dtype=torch.int32)
+        self._candidates = torch.full((rows, k), -1, dtype=torch.int32)
+        self.confidences = torch.full((rows, spec.num_layers), float("nan"))
+        self._bias = bias_by_distance(spec, slots.max_target)
+        self._checked = torch.zeros(spec.num_layers + 1, dtype=torch.uint8)
+        self._checked[list(model.exit_layers)] = 1
+        weight, bias = model.classifier_weights or (torch.zeros(spec.d_model), 0.0)
+        self._classifier = weight.float().contiguous()
+        words = packed.words(spec) if head is not Head.full else torch.zeros(0)
+        view = ModelView(
+            layers=spec.num_layers,
+            heads=spec.num_heads,
+            d_model=spec.d_model,
+            d_kv=spec.d_kv,
+            d_ff=spec.d_ff,
+            vocabulary=spec.vocab_size,
+            kind=packed.kind,
+            cache_kind=slots.cache_kind,
+            activation=ACTIVATIONS[spec.activation],
+            gated=spec.gated,
+            eps=spec.norm_eps,
+            classifier_bias=bias,
+            layer=ctypes.addressof(packed.layers),
+            head=packed.head,
+            embed=address(packed.embed),
+            embed_kind=BF16 if packed.embed.dtype is torch.bfloat16 else FP32,
+            head_kind=HEADS[head],
+            head_k=k,
+            words=address(words) if words.dtype is torch.bfloat16 else None,
+            words_fp32=address(words) if words.dtype is torch.float32 and words.numel() else None,
+            bias=address(self._bias),
+            classifier=address(self._classifier),
+            checked=address(self._checked),
+            slots=rows,
+            positions=slots.max_target,
+            sources=slots.max_source,
+            record=record,
+            step=ctypes.addressof(self.step),
+            token=ctypes.addressof(self.token),
+            hidden=address(self._hidden),
+            previous=address(self._previous),
+            candidates=address(self._candidates),
+            confidences=address(self.confidences),
+        )
+        for name in ("keys", "values", "cross_keys", "cross_values", "source_length"):
+            setattr(view, name, address(getattr(slots, name)))
+        for name in ("thresholds", "depths", "measures", "run_lengths"):
+            setattr(view, name, address(getattr(exits, name)))
+        for name, row in zip(("crossing", "crossed", "argmax", "run"), self._ints, strict=True):
+            setattr(view, name, address(row))
+        self._words = words
+        functions = library()
+        self._start, self._climb, self._speak = functions.calm_start, functions.calm_climb, functions.calm_speak
+        self._handle: int = functions.calm_new(ctypes.byref(view))
+        weakref.finalize(self, functions.calm_free, self._handle)
+        slots.attach(self._handle)
+
+    def start(self, wave: WaveView) -> None:
+        self._start(self._handle, ctypes.byref(wave))
+
+    def climb(self, wave: WaveView) -> int:
+        """A Status."""
+        return int(self._climb(self._handle, ctypes.byref(wave)))
+
+    def speak(self, wave: WaveView) -> None:
+        self._speak(self._handle, ctypes.byref(wave))
+
+    def states(self, slots: Sequence[int]) -> Tensor:
+        """(rows, d_model) hidden states of these slots, fp32."""
+        return self._hidden[list(slots)]
+
+    def logits(self, slots: Sequence[int]) -> Tensor:
+        """(rows, V) of these slots' hidden states, fp32."""
+        out = torch.empty((len(slots), self.spec.vocab_size))
+        library().calm_logits(self._handle, (ctypes.c_int32 * len(slots))(*slots), len(slots), address(out))
+        return out

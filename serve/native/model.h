@@ -1,0 +1,65 @@
+// What the step is given: a decoder's weights, the slots of its rows, and where each row stands. All memory is the
+// caller's; these are views of it. Layers count from 1 in numbers and from 0 in arrays.
+#pragma once
+#include "matrix.h"
+
+namespace calm {
+
+enum Activation : int32_t { RELU = 0, GELU_NEW = 1, SILU = 2, GELU = 3 };
+enum Measure : int32_t { SOFTMAX = 0, STATE = 1, CLASSIFIER = 2, MAX_PROB = 3, ENTROPY = 4, AGREEMENT = 5 };
+enum Head : int32_t { FULL_HEAD = 0, CANDIDATES = 1, SCREENED = 2 };
+
+struct Layer {
+    Matrix q, kv, o, cross_q, cross_o, up, down;  // norms are folded into what they precede; up: gate, then up
+};
+
+struct Model {
+    int32_t layers, heads, d_model, d_kv, d_ff, vocabulary, kind, cache_kind, activation, gated;
+    float eps, classifier_bias;
+    const Layer* layer;
+    Matrix head;
+    const void* embed;  // vocabulary x d_model, fp32 or bf16
+    int32_t embed_kind;
+    int32_t head_kind, head_k;
+    const bf16* words;         // vocabulary x d_model: the head's rows, for candidates
+    const float* words_fp32;   // the same where the model is fp32
+    const float* bias;         // heads x (positions + 16), by distance, the largest first
+    const float* classifier;   // d_model, or null
+    const uint8_t* checked;    // layers + 1: whether a row may leave after a layer
+
+    // slots: of rows, one after another
+    int32_t slots, positions, sources, record;
+    int32_t *keys, *values, *cross_keys, *cross_values;  // layers x slots x heads x lanes of a head
+    int32_t* source_length;
+    const float* thresholds;     // slots x positions x layers
+    const int64_t* depths;       // slots x positions; 0: confidences decide
+    const int64_t* measures;     // slots; -1: none
+    const int64_t* run_lengths;  // slots; k of ``agreement``
+
+    // where a row stands in its step
+    float *hidden, *previous;  // slots x d_model
+    int32_t *step, *token, *crossing, *crossed, *argmax, *run;
+    int32_t* candidates;       // slots x head_k; the first is NOTHING before the first check
+    float* confidences;        // slots x layers
+};
+
+// A wave: rows that climb together, by slot. ``active`` rows climb, ``done`` rows have left and wait to speak.
+struct Wave {
+    int32_t active_count, done_count, layer;
+    int32_t holds, leaves, stop;  // stop: Stop
+    float share;
+    int32_t company;   // fewer active rows than this are parked
+    uint64_t pause_at;  // bit l: come back after layer l, where others wait
+    int32_t *active, *done;
+    // what it said, done rows first
+    int32_t *tokens, *crossing, *emission, *executed, *involuntary;
+    int32_t* batch;   // rows that layer l ran on
+    double* seconds;  // by Phase
+    int32_t fallbacks;
+};
+
+enum Stop : int32_t { ALL_CROSSED = 0, QUANTILE = 1, LOCKSTEP = 2 };
+enum Status : int32_t { ENDED = 0, PAUSED = 1, PARKED = 2 };
+enum Phase : int32_t { LAYERS = 0, CHECKS = 1, HEAD = 2, BACKFILL = 3, PHASES = 4 };
+
+}  // namespace calm

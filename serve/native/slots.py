@@ -1,0 +1,101 @@
+"""Where a row's K and V live under the native runner: the same promises as serve.slots, in the layout of attention.h.
+
+Rows need not be neighbours: every product reads rows through their slot numbers.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from calm.models.base import DecoderSpec
+
+from ..slots import SlotError
+from .build import library
+from .views import BF16, FP32
+from .weights import address
+
+POISON = -1  # all bits set: NaN in fp32 and in bf16
+
+
+class NativeSlots:
+    """K/V of ``count`` rows.
+
+    Attributes:
+        keys, values, cross_keys, cross_values: lanes of 32 bits, (L, count + 1, H, lanes of a head).
+        source_length: (count + 1,) tokens of the source in each slot.
+    """
+
+    neighbours = False
+
+    def __init__(
+        self, spec: DecoderSpec, count: int, max_target: int, max_source: int, kind: int, poison: bool = False
+    ) -> None:
+        self.count, self.max_target, self.max_source = count, max_target, max_source
+        self.cache_kind = FP32 if kind == FP32 else BF16
+        self._poison, self._engine = poison, 0
+        functions, rows = library(), (spec.num_layers, count + 1, spec.num_heads)
+
+        def room(lanes: int) -> Tensor:
+            return torch.zeros((*rows, lanes), dtype=torch.int32)
+
+        self.keys = room(functions.calm_key_lanes(max_target, spec.d_kv, self.cache_kind))
+        self.values = room(functions.calm_value_lanes(max_target, spec.d_kv, self.cache_kind))
+        self.cross_keys = room(functions.calm_key_lanes(max_source, spec.d_kv, self.cache_kind))
+        self.cross_values = room(functions.calm_value_lanes(max_source, spec.d_kv, self.cache_kind))
+        self.source_length = torch.zeros(count + 1, dtype=torch.int32)
+        self.source_length[count] = 1  # of the slot that is nobody's
+        self._taken: set[int] = set()
+
+    def attach(self, engine: int) -> None:
+        """The handle whose memory this is."""
+        self._engine = engine
+        for slot in range(self.count):
+            self._spoil(slot)
+
+    @property
+    def padding(self) -> int:
+        """The slot of rows that are none."""
+        return self.count
+
+    @property
+    def taken(self) -> frozenset[int]:
+        return frozenset(self._taken)
+
+    @property
+    def free(self) -> int:
+        return self.count - len(self._taken)
+
+    def take(self) -> int:
+        """The lowest free slot, empty.
+
+        Raises:
+            SlotError: none is free.
+        """
+        for slot in range(self.count):
+            if slot not in self._taken:
+                self._taken.add(slot)
+                library().calm_fill(self._engine, slot, 0)  # what is masked counts as 0 * value: it must be a number
+                self.source_length[slot] = 0
+                return slot
+        raise SlotError("no slot is free")
+
+    def give_back(self, slot: int) -> None:
+        """Raise SlotError when nobody has it."""
+        if slot not in self._taken:
+            raise SlotError(f"slot {slot} is given back but was not taken")
+        self._taken.remove(slot)
+        self._spoil(slot)
+
+    def put_source(
+        self,
+        slot: int,
+        keys: Float[Tensor, "layers heads source d_kv"],
+        values: Float[Tensor, "layers heads source d_kv"],
+    ) -> None:
+        """Cross K/V of a source, without padding."""
+        keys, values = keys.float().contiguous(), values.float().contiguous()
+        library().calm_put_source(self._engine, slot, address(keys), address(values), keys.shape[2])
+
+    def _spoil(self, slot: int) -> None:
+        if self._poison:
+            library().calm_fill(self._engine, slot, POISON)

@@ -1,0 +1,194 @@
+// One decode step of a wave on a CPU: calm.rules.climb, told in one call so that nobody waits for an interpreter
+// between two layers. The functions at the end are what serve/native calls.
+#include <chrono>
+
+#include "checks.h"
+
+namespace calm {
+
+struct Engine {
+    Model m;
+    Scratch scratch;
+    Checker checker;
+};
+
+struct Timer {
+    double* seconds;
+    std::chrono::steady_clock::time_point last = std::chrono::steady_clock::now();
+    void operator()(Phase phase) {
+        const auto now = std::chrono::steady_clock::now();
+        seconds[phase] += std::chrono::duration<double>(now - last).count();
+        last = now;
+    }
+};
+
+static void start(Engine& e, const Wave& w) {
+    const Model& m = e.m;
+    for (int i = 0; i < w.active_count; i++) {
+        const int slot = w.active[i];
+        float* hidden = m.hidden + (int64_t)slot * m.d_model;
+        const int64_t row = (int64_t)m.token[slot] * m.d_model;
+        if (m.embed_kind == FP32)
+            std::memcpy(hidden, (const float*)m.embed + row, (size_t)m.d_model * 4);
+        else
+            for (int k = 0; k < m.d_model; k++) hidden[k] = of_bf16(((const bf16*)m.embed)[row + k]);
+        m.crossed[slot] = m.run[slot] = 0;
+        m.crossing[slot] = m.layers;
+        if (m.candidates) m.candidates[(int64_t)slot * m.head_k] = NOTHING;
+        if (m.record)
+            for (int k = 0; k < m.layers; k++) m.confidences[(int64_t)slot * m.layers + k] = NAN;
+    }
+}
+
+static void run(Engine& e, Wave& w) {
+    const Model& m = e.m;
+    const size_t bytes = (size_t)m.d_model * 4;
+    run_layer(m, e.scratch, w.layer, w.active, w.active_count);
+    for (int i = 0; i < w.active_count; i++) {
+        const int64_t slot = w.active[i];
+        if (w.holds && m.crossed[slot]) continue;  // its K/V are written; its output is dropped
+        std::memcpy(m.previous + slot * m.d_model, m.hidden + slot * m.d_model, bytes);
+        std::memcpy(m.hidden + slot * m.d_model, e.scratch.residual.data() + (int64_t)i * m.d_model, bytes);
+    }
+    w.batch[w.layer - 1] = w.active_count;
+}
+
+// Whether the wave ends after this layer.
+static bool check(Engine& e, Wave& w) {
+    const Model& m = e.m;
+    const bool asks = m.checked[w.layer];
+    if (asks) ask(m, e.scratch, e.checker, w);
+    int crossed = 0, now = 0;
+    for (int i = 0; i < w.active_count; i++) {
+        const int slot = w.active[i];
+        const int64_t place = (int64_t)slot * m.positions + m.step[slot];
+        bool out = m.depths[place] > 0 && m.depths[place] <= w.layer;
+        if (asks) {
+            const float confidence = e.checker.confidence[i];
+            out |= confidence >= m.thresholds[place * m.layers + w.layer - 1];
+            if (m.record) m.confidences[(int64_t)slot * m.layers + w.layer - 1] = confidence;
+        }
+        if (out && !m.crossed[slot]) m.crossed[slot] = 1, m.crossing[slot] = w.layer;
+        crossed += m.crossed[slot], now += out;
+    }
+    if (w.stop == LOCKSTEP) return now == w.active_count;
+    if (w.stop == QUANTILE) return (float)crossed >= w.share * (float)w.active_count;
+    return crossed == w.active_count;
+}
+
+static void leave(const Model& m, Wave& w) {
+    int kept = 0;
+    for (int i = 0; i < w.active_count; i++) {
+        const int slot = w.active[i];
+        (m.crossed[slot] ? w.done[w.done_count++] : w.active[kept++]) = slot;
+    }
+    w.active_count = kept;
+}
+
+static Status climb(Engine& e, Wave& w) {
+    Timer timer{w.seconds};
+    while (w.layer < e.m.layers) {
+        w.layer++;
+        run(e, w);
+        timer(LAYERS);
+        const bool stops = check(e, w);
+        timer(CHECKS);
+        if (stops) break;
+        if (w.leaves && w.layer < e.m.layers) {
+            leave(e.m, w);
+            if (w.pause_at >> w.layer & 1) return PAUSED;
+            if (w.active_count < w.company) return PARKED;
+        }
+    }
+    return ENDED;
+}
+
+// Words of the done and the active rows, in this order, and the K/V above their exits.
+static void speak(Engine& e, Wave& w) {
+    const Model& m = e.m;
+    Timer timer{w.seconds};
+    const int count = w.done_count + w.active_count;
+    std::memcpy(w.done + w.done_count, w.active, (size_t)w.active_count * 4);
+    for (int i = 0; i < count; i++) {
+        const int slot = w.done[i], crossing = m.crossing[slot];
+        w.crossing[i] = crossing;
+        w.emission[i] = w.holds && crossing < w.layer ? crossing : w.layer;
+        w.executed[i] = w.leaves ? w.emission[i] : w.layer;
+        w.involuntary[i] = !m.crossed[slot] && w.emission[i] < m.layers;
+    }
+    say(m, e.scratch, e.checker, w.done, w.emission, count, w.tokens);
+    timer(HEAD);
+    backfill(m, e.scratch, w.done, w.executed, count);
+    timer(BACKFILL);
+}
+
+template <class T>
+static void put_source_as(const Model& m, int slot, const float* keys, const float* values, int length) {
+    const HeadShape shape = cross_shape(m);
+    for (int layer = 1; layer <= m.layers; layer++)
+        for (int h = 0; h < m.heads; h++) {
+            const int64_t from = ((int64_t)(layer - 1) * m.heads + h) * length * m.d_kv;
+            const int64_t at = head_at(m, layer, slot, h);
+            for (int t = 0; t < length; t++) {
+                put_key<T>(m.cross_keys + at * shape.key_lanes(), shape, t, keys + from + (int64_t)t * m.d_kv);
+                put_value<T>(m.cross_values + at * shape.value_lanes(), shape, t, values + from + (int64_t)t * m.d_kv);
+            }
+        }
+    m.source_length[slot] = length;
+}
+
+// Every number of a slot's K/V becomes ``lane``.
+static void fill(const Model& m, int slot, int32_t lane) {
+    const HeadShape own = own_shape(m), cross = cross_shape(m);
+    for (int layer = 1; layer <= m.layers; layer++) {
+        const int64_t at = head_at(m, layer, slot, 0);
+        std::fill_n(m.keys + at * own.key_lanes(), m.heads * own.key_lanes(), lane);
+        std::fill_n(m.values + at * own.value_lanes(), m.heads * own.value_lanes(), lane);
+        std::fill_n(m.cross_keys + at * cross.key_lanes(), m.heads * cross.key_lanes(), lane);
+        std::fill_n(m.cross_values + at * cross.value_lanes(), m.heads * cross.value_lanes(), lane);
+    }
+}
+
+}  // namespace calm
+
+using namespace calm;
+
+extern "C" {
+
+int64_t calm_packed_lanes(int32_t outputs, int32_t inputs, int32_t kind) { return packed_lanes(outputs, inputs, kind); }
+
+void calm_pack(const float* weights, int32_t outputs, int32_t inputs, int32_t kind, void* packed, float* scale,
+               int32_t* correction) {
+    pack(weights, outputs, inputs, kind, packed, scale, correction);
+}
+
+// Lanes of one head's keys and values of so many positions.
+int64_t calm_key_lanes(int32_t positions, int32_t width, int32_t kind) {
+    return HeadShape{positions, width, per_lane(kind)}.key_lanes();
+}
+int64_t calm_value_lanes(int32_t positions, int32_t width, int32_t kind) {
+    return HeadShape{positions, width, per_lane(kind)}.value_lanes();
+}
+
+int32_t calm_model_bytes() { return sizeof(Model); }
+int32_t calm_wave_bytes() { return sizeof(Wave); }
+
+Engine* calm_new(const Model* model) { return new Engine{*model, {}, {}}; }
+void calm_free(Engine* engine) { delete engine; }
+
+void calm_put_source(Engine* e, int32_t slot, const float* keys, const float* values, int32_t length) {
+    e->m.cache_kind == FP32 ? put_source_as<Fp32>(e->m, slot, keys, values, length)
+                            : put_source_as<Bf16>(e->m, slot, keys, values, length);
+}
+void calm_fill(Engine* e, int32_t slot, int32_t lane) { fill(e->m, slot, lane); }
+
+void calm_start(Engine* e, Wave* w) { start(*e, *w); }
+int32_t calm_climb(Engine* e, Wave* w) { return climb(*e, *w); }
+void calm_speak(Engine* e, Wave* w) { speak(*e, *w); }
+
+// out: count x vocabulary
+void calm_logits(Engine* e, const int32_t* slots, int32_t count, float* out) {
+    all_words(e->m, e->scratch, slots, count);
+    std::memcpy(out, e->scratch.logits.data(), (size_t)count * e->m.vocabulary * 4);
+}
+}

@@ -1,0 +1,52 @@
+"""The structures of model.h, field by field."""
+
+import ctypes
+
+INT, LONG, REAL, POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+FP32, BF16, INT8 = 0, 1, 2  # Kind
+ENDED, PAUSED, PARKED = 0, 1, 2  # Status
+ALL_CROSSED, QUANTILE, LOCKSTEP = 0, 1, 2  # Stop
+PHASES = ("layers", "checks", "head", "backfill")  # Phase
+
+
+class MatrixView(ctypes.Structure):
+    _fields_ = [("packed", POINTER), ("scale", POINTER), ("correction", POINTER), ("outputs", INT), ("inputs", INT)]
+
+
+LAYER_MATRICES = ("q", "kv", "o", "cross_q", "cross_o", "up", "down")
+
+
+class LayerView(ctypes.Structure):
+    _fields_ = [(name, MatrixView) for name in LAYER_MATRICES]
+
+
+class ModelView(ctypes.Structure):
+    _fields_ = [
+        *((name, INT) for name in ("layers", "heads", "d_model", "d_kv", "d_ff", "vocabulary")),
+        *((name, INT) for name in ("kind", "cache_kind", "activation", "gated")),
+        ("eps", REAL),
+        ("classifier_bias", REAL),
+        ("layer", POINTER),
+        ("head", MatrixView),
+        ("embed", POINTER),
+        *((name, INT) for name in ("embed_kind", "head_kind", "head_k")),
+        *((name, POINTER) for name in ("words", "words_fp32", "bias", "classifier", "checked")),
+        *((name, INT) for name in ("slots", "positions", "sources", "record")),
+        *((name, POINTER) for name in ("keys", "values", "cross_keys", "cross_values", "source_length")),
+        *((name, POINTER) for name in ("thresholds", "depths", "measures", "run_lengths")),
+        *((name, POINTER) for name in ("hidden", "previous", "step", "token", "crossing", "crossed", "argmax", "run")),
+        *((name, POINTER) for name in ("candidates", "confidences")),
+    ]
+
+
+class WaveView(ctypes.Structure):
+    _fields_ = [
+        *((name, INT) for name in ("active_count", "done_count", "layer", "holds", "leaves", "stop")),
+        ("share", REAL),
+        ("company", INT),
+        ("pause_at", ctypes.c_uint64),
+        *((name, POINTER) for name in ("active", "done", "tokens", "crossing", "emission", "executed", "involuntary")),
+        *((name, POINTER) for name in ("batch", "seconds")),
+        ("fallbacks", INT),
+    ]

@@ -1,0 +1,156 @@
+"""A decoder's weights as the step reads them: norms folded into what they precede, packed once.
+
+RMSNorm's weight scales the inputs of the product that follows, so it is multiplied into that product's columns; the
+rest of the norm is one number a row. A row's normalised state is then the same for all layers, and the K/V of every
+skipped layer come from one left factor.
+"""
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from calm.models.base import BiasKind, DecoderSpec
+
+from .build import NativeError, library
+from .views import BF16, FP32, INT8, LAYER_MATRICES, LayerView, MatrixView
+
+ACTIVATIONS = {"relu": 0, "gelu_new": 1, "silu": 2, "gelu": 3}
+KINDS = {torch.float32: FP32, torch.bfloat16: BF16, torch.int8: INT8}
+LANES = 16
+MAX_LAYERS = 63  # a wave says in one 64-bit word after which layers others wait
+
+
+def check_served(spec: DecoderSpec) -> None:
+    """Raise NativeError for a decoder that the compiled step does not know."""
+    unknown = []
+    if spec.bias_kind is not BiasKind.relative_buckets:
+        unknown.append(f"positions by {spec.bias_kind.value}")
+    if not spec.cross_attention:
+        unknown.append("no cross-attention")
+    if spec.activation not in ACTIVATIONS:
+        unknown.append(f"activation {spec.activation!r}")
+    if spec.num_layers > MAX_LAYERS:
+        unknown.append(f"{spec.num_layers} layers")
+    if spec.tensors["embed"].device.type != "cpu":
+        unknown.append(f"device {spec.tensors['embed'].device}")
+    if unknown:
+        raise NativeError(f"the native runner has no decoder with {' and '.join(unknown)}; use runner=eager")
+
+
+def address(tensor: Tensor) -> int:
+    """Where a tensor's numbers are, for a library that reads them as they lie."""
+    assert tensor.is_contiguous() and tensor.device.type == "cpu"
+    return tensor.data_ptr()
+
+
+@dataclass
+class Packed:
+    """Packed weights of one arithmetic; owns all memory that its views point to.
+
+    Attributes:
+        kind: FP32, BF16 or INT8.
+        layers: (L) views.
+        head: view.
+        bytes: of packed weights by part: ``layer`` (one), ``head``, ``kv`` (backfill of one layer).
+    """
+
+    kind: int
+    layers: "ctypes.Array[LayerView]"
+    head: MatrixView
+    bias: Float[Tensor, "heads keys"]
+    embed: Tensor
+    bytes: dict[str, int]
+    _words: dict[bool, Tensor] = field(default_factory=dict)
+    _owned: list[Tensor] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, spec: DecoderSpec, kind: int) -> "Packed":
+        """Raise NativeError where the compiled step cannot serve the decoder."""
+        check_served(spec)
+        owned: list[Tensor] = []
+        layers = (LayerView * spec.num_layers)()
+        with torch.inference_mode():
+            for number, view in enumerate(layers, start=1):
+                for name, weights in _layer(spec, number).items():
+                    setattr(view, name, _packed(weights, kind, owned))
+            head = _packed(head_words(spec), kind, owned)
+            bias = torch.zeros((spec.num_heads, 0))
+            embed = spec.tensors["embed"].contiguous()
+            if embed.dtype is not torch.bfloat16:
+                embed = embed.float()
+        first = layers[0]
+        sizes = {
+            "layer": sum(_bytes(getattr(first, name), kind) for name in LAYER_MATRICES),
+            "kv": _bytes(first.kv, kind),
+            "head": _bytes(head, kind),
+        }
+        return cls(kind, layers, head, bias, embed, sizes, {}, owned)
+
+    def words(self, spec: DecoderSpec) -> Tensor:
+        """The head's rows as they lie, for looks at a few of them; fp32 where the model is, else bf16."""
+        fp32 = self.kind == FP32
+        if fp32 not in self._words:
+            self._words[fp32] = head_words(spec).to(torch.float32 if fp32 else torch.bfloat16).contiguous()
+        return self._words[fp32]
+
+
+def head_words(spec: DecoderSpec) -> Float[Tensor, "vocab d_model"]:
+    """The head with the final norm's weight and the scale of tied checkpoints folded in."""
+    return spec.tensors["head"].float() * (spec.tensors["final_norm"].float() * spec.head_scale)
+
+
+def bias_by_distance(spec: DecoderSpec, positions: int) -> Float[Tensor, "heads keys"]:
+    """Relative bias, the largest distance first; so that the keys of any position read neighbouring numbers."""
+    table = spec.tensors["bias"].float()  # (buckets, H)
+    row = table[spec.bias_row(positions - 1)].t()
+    return torch.cat([row, torch.zeros(spec.num_heads, LANES)], dim=1).contiguous()
+
+
+def _layer(spec: DecoderSpec, number: int) -> dict[str, Tensor]:
+    def read(name: str) -> Tensor:
+        return spec.tensors[f"{number}.{name}"].float()
+
+    own, cross, ffn = read("self_norm"), read("cross_norm"), read("ffn_norm")
+    up = [read("ffn_gate"), read("ffn_up")] if spec.gated else [read("ffn_up")]
+    return {
+        "q": read("self_q") * own * spec.attention_scale,
+        "kv": torch.cat([read("self_k"), read("self_v")]) * own,
+        "o": read("self_o"),
+        "cross_q": read("cross_q") * cross * spec.attention_scale,
+        "cross_o": read("cross_o"),
+        "up": torch.cat(up) * ffn,
+        "down": read("ffn_down"),
+    }
+
+
+def _packed(weights: Float[Tensor, "outputs inputs"], kind: int, owned: list[Tensor]) -> MatrixView:
+    weights = weights.float().contiguous()
+    outputs, inputs = weights.shape
+    lanes = library().calm_packed_lanes(outputs, inputs, kind)
+    padded = -(-outputs // LANES) * LANES
+    memory = _aligned(lanes)
+    scale = torch.zeros(padded) if kind == INT8 else torch.zeros(0)
+    correction = torch.zeros(padded if kind == INT8 else 0, dtype=torch.int32)
+    library().calm_pack(address(weights), outputs, inputs, kind, address(memory), address(scale), address(correction))
+    owned += [memory, scale, correction]
+    return MatrixView(address(memory), address(scale), address(correction), outputs, inputs)
+
+
+def _aligned(lanes: int) -> Tensor:
+    """Lanes of 32 bits that begin at a multiple of 64 bytes, as a cache line does."""
+    memory = torch.empty(lanes + LANES, dtype=torch.int32)
+    skip = (-memory.data_ptr() // 4) % LANES
+    return memory[skip : skip + lanes]
+
+
+def _bytes(view: MatrixView, kind: int) -> int:
+    numbers = int(view.outputs) * int(view.inputs)
+    return numbers * (4 if kind == FP32 else 2) if kind != INT8 else numbers + 8 * int(view.outputs)
+
+
+def addresses(tensors: Iterable[Tensor]) -> list[int]:
+    return [address(tensor) for tensor in tensors]
