@@ -40,9 +40,15 @@ class Oracle:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Leave where recorded layers say: ``layers[example id][step]``; full depth beyond the recording."""
+    """Leave where recorded layers say: ``layers[example id][step]``; full depth beyond the recording.
+
+    With a ``measure`` the engine computes it at every checked layer and discards its answer, so that a replay costs
+    what the measure would have cost.
+    """
 
     layers: Mapping[str, Sequence[int]]
+    measure: Measure | None = None
+    agreement_k: int = 3
 
 
 Policy = Full | Static | Confident | Oracle | Replay

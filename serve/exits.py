@@ -74,10 +74,16 @@ class Exits:
             self.depths[slot] = fixed_depth(policy, row_id, 0, self._num_layers) or 0
         if isinstance(policy, Confident) and (self._record or not policy.schedule.exits_off):
             self.thresholds[slot] = _table(policy.schedule, self._exit_layers, self._length, self._num_layers)
-            self.measures[slot] = MEASURES.index(policy.measure)
-            self.run_lengths[slot] = policy.agreement_k if policy.measure is Measure.agreement else 0
-            self._used[slot] = (policy.measure, int(self.run_lengths[slot]))
-            self._counts[self._used[slot]] += 1
+            self._ask(slot, policy.measure, policy.agreement_k)
+        elif isinstance(policy, Replay) and policy.measure is not None:
+            self._ask(slot, policy.measure, policy.agreement_k)
+
+    def _ask(self, slot: int, measure: Measure, agreement_k: int) -> None:
+        """The row's confidences are computed at every checked layer, whatever comes of them."""
+        self.measures[slot] = MEASURES.index(measure)
+        self.run_lengths[slot] = agreement_k if measure is Measure.agreement else 0
+        self._used[slot] = (measure, int(self.run_lengths[slot]))
+        self._counts[self._used[slot]] += 1
 
     def move(self, source: int, target: int) -> None:
         for tensor in (self.thresholds, self.depths, self.measures, self.run_lengths):
