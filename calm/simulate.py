@@ -5,16 +5,17 @@ depend on the schedule, so one recording predicts every row-exact rule, batch si
 batch-coupled rules a recording stands for rows whose depth is given (policy replay).
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from .config import Measure
+from .config import BatchRule, Measure
 from .cost import CostTable, backfilling, checking
+from .last_used import LastUsed
 from .rules import Flags, Rule, climb, next_group, next_parked
 from .sim_rows import Setting, SimRow, Trace
 
@@ -25,6 +26,7 @@ class SimStep:
 
     rows: int
     tokens: int
+    rule: BatchRule | None
     layers: tuple[int, ...]
     parked: int
     admitted: int
@@ -34,6 +36,19 @@ class SimStep:
     @property
     def total(self) -> float:
         return sum(self.seconds.values())
+
+
+@runtime_checkable
+class Chooser(Protocol):
+    """Who picks the rule of every wave, and is told what it brought: as serve.choice.RuleChoice does."""
+
+    def rule(self, running: int, parked: bool, measures: Iterable[Measure]) -> Rule:
+        """Of the next wave, for so many running rows, of which some may be parked, that ask these measures."""
+        ...
+
+    def saw(self, crossings: Iterable[int]) -> None:
+        """Crossing layers of the rows that spoke in a step."""
+        ...
 
 
 class SimWave:
@@ -143,14 +158,14 @@ class SimEngine:
     """What serve.engine.Engine does step by step, without the model.
 
     Args:
-        rule: one rule, or who picks the rule of the next wave from the running rows and whether some are parked.
+        rule: one rule, or who picks the rule of every wave.
 
     Attributes:
         now: second on the simulated clock.
         taken: slots in use.
     """
 
-    def __init__(self, table: CostTable, setting: Setting, rule: Rule | Callable[[int, bool], Rule]) -> None:
+    def __init__(self, table: CostTable, setting: Setting, rule: Rule | Chooser) -> None:
         self.table, self.setting = table, setting
         self._rule = rule
         self.now = 0.0
@@ -158,7 +173,8 @@ class SimEngine:
         self.running: list[SimRow] = []
         self.waiting: list[SimRow] = []
         self.parked: list[SimWave] = []
-        self._known: OrderedDict[object, None] = OrderedDict()  # sources whose cross K/V is kept
+        # sources whose cross K/V is kept
+        self._known: LastUsed[None] = LastUsed(setting.cross_cache_rows, setting.cross_cache_tokens)
         self._arrivals = 0
         self.layers: list[int] = []
         self._asked: frozenset[Measure] = frozenset()
@@ -199,12 +215,17 @@ class SimEngine:
         self._seconds, self.layers = {}, []
         self.pay("host", "step")
         admitted, calls = self._admit()
-        rows, tokens = len(self.running), 0
+        rows, tokens, rule = len(self.running), 0, None
         if self.running:
-            tokens = self._take(self._wave())
+            rule = self._pick()
+            wave = self._wave(rule)
+            if not isinstance(self._rule, Rule):
+                self._rule.saw([row.depth for row, _, _ in wave.spoken])
+            tokens = self._take(wave)
         self._move_together()
         parked = sum(wave.size for wave in self.parked)
-        return SimStep(rows, tokens, tuple(self.layers), parked, admitted, calls, self._seconds)
+        ran = tuple(self.layers)
+        return SimStep(rows, tokens, rule.name if rule else None, ran, parked, admitted, calls, self._seconds)
 
     def run(self, traces: Sequence[Trace]) -> Simulated:
         """All requests to their end, each from when it arrives."""
@@ -234,27 +255,24 @@ class SimEngine:
                 calls += 1
                 self.pay("prefill", "encode", self.setting.padded(group[0].length))
             for row in group:
-                self._know(row.key)
+                self._known.put(row.key, None, row.length)
                 self._take_slot(row)
                 self.pay("prefill", "admit")
                 admitted += 1
         return admitted, calls
-
-    def _know(self, key: object) -> None:
-        if self.setting.cross_cache_rows:
-            self._known[key] = None
-            self._known.move_to_end(key)
-            while len(self._known) > self.setting.cross_cache_rows:
-                self._known.popitem(last=False)
 
     def _take_slot(self, row: SimRow) -> None:
         row.slot = next(slot for slot in range(self.setting.buckets[-1]) if slot not in self.taken)
         self.taken.add(row.slot)
         self.running.append(row)
 
-    def _wave(self) -> SimWave:
-        rule = self._rule if isinstance(self._rule, Rule) else self._rule(len(self.running), bool(self.parked))
+    def _pick(self) -> Rule:
         self._asked = frozenset[Measure]().union(*(row.trace.measures for row in self.running))
+        if isinstance(self._rule, Rule):
+            return self._rule
+        return self._rule.rule(len(self.running), bool(self.parked), self._asked)
+
+    def _wave(self, rule: Rule) -> SimWave:
         waiting = {id(row) for wave in self.parked for row in wave.rows}
         fresh = [row for row in self.running if id(row) not in waiting]
         wave = next_parked(self.parked, rule, len(fresh))

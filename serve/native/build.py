@@ -15,6 +15,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from calm.checkpoint import sha256_file
 from calm.errors import CalmError
 
 from .views import ModelView, WaveView
@@ -66,7 +67,7 @@ def _key(compiler: str) -> str:
 
 
 def _build(compiler: str, target: Path) -> None:
-    """Compile beside the target and move it there: whoever looks sees a whole library or none."""
+    """Compile beside the target and move it there, then its hash: whoever looks sees a whole library or none."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
         made = Path(folder) / target.name
@@ -79,7 +80,20 @@ def _build(compiler: str, target: Path) -> None:
         if done.returncode != 0:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
             raise NativeError(f"{compiler} cannot compile the native runner ({first}); use runner=eager")
+        digest = Path(folder) / "sha256"
+        digest.write_text(sha256_file(made), encoding="utf-8")
         os.replace(made, target)
+        os.replace(digest, _digest_of(target))
+
+
+def _digest_of(target: Path) -> Path:
+    return target.with_suffix(".sha256")
+
+
+def _whole(target: Path) -> bool:
+    """Whether the library is there as it was built: the loader dies of a file that was cut short."""
+    digest = _digest_of(target)
+    return target.is_file() and digest.is_file() and sha256_file(target) == digest.read_text(encoding="utf-8")
 
 
 @cache
@@ -92,16 +106,11 @@ def library() -> ctypes.CDLL:
     compiler = _compiler()
     target = _cache_folder() / f"step-{_key(compiler)}.so"
     try:
-        if not target.is_file():
+        if not _whole(target):
             _build(compiler, target)
-        try:
-            found = ctypes.CDLL(str(target))
-        except OSError:  # cut short by a full disk, say
-            _build(compiler, target)
-            found = ctypes.CDLL(str(target))
+        return _typed(ctypes.CDLL(str(target)))
     except OSError as error:
         raise NativeError(f"the native runner cannot be built in {target.parent}: {error}; set CALM_CACHE") from None
-    return _typed(found)
 
 
 def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
@@ -109,6 +118,7 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
     signatures: dict[str, tuple[object, list[object]]] = {
         "calm_packed_lanes": (long, [whole, whole, whole]),
         "calm_pack": (None, [pointer, whole, whole, whole, pointer, pointer, pointer]),
+        "calm_product": (None, [pointer, whole, pointer, pointer, pointer, whole, whole, whole, pointer]),
         "calm_key_lanes": (long, [whole, whole, whole]),
         "calm_value_lanes": (long, [whole, whole, whole]),
         "calm_model_bytes": (whole, []),

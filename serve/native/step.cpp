@@ -162,6 +162,15 @@ void calm_pack(const float* weights, int32_t outputs, int32_t inputs, int32_t ki
     pack(weights, outputs, inputs, kind, packed, scale, correction);
 }
 
+// out[i][n] = x[i] . weights[n], by weights that were packed
+void calm_product(const float* x, int32_t rows, const void* packed, const float* scale, const int32_t* correction,
+                  int32_t outputs, int32_t inputs, int32_t kind, float* out) {
+    Rows left;
+    left.shape(kind, rows, inputs);
+    for (int i = 0; i < rows; i++) left.put(i, x + (int64_t)i * inputs);
+    product(left, {packed, scale, correction, outputs, inputs}, out, outputs);
+}
+
 // Lanes of one head's keys and values of so many positions.
 int64_t calm_key_lanes(int32_t positions, int32_t width, int32_t kind) {
     return HeadShape{positions, width, per_lane(kind)}.key_lanes();
