@@ -37,7 +37,7 @@ static INLINE void put_lanes(int32_t* lanes, const float* numbers, int count) {
         std::memcpy(lanes, numbers, (size_t)count * 4);
     } else {
         lanes[groups(count, T::PER) - 1] = 0;
-        for (int i = 0; i < count; i++) ((typename T::Number*)lanes)[i] = T::round(numbers[i]);
+        to_bf16(numbers, count, (bf16*)lanes);
     }
 }
 

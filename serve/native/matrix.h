@@ -1,7 +1,7 @@
 // Products of a few rows with packed weights. A row's numbers never depend on how many rows there are.
 //
-// A matrix of N outputs and K inputs is packed into panels of up to 64 outputs; a panel is K lanes deep and 64 lanes
-// wide, so that it is read once, in order. Each output of a row is one sum over K in one order, whatever the number of
+// A matrix of N outputs and K inputs is packed into panels of 32 outputs (the last one of 16 or 32); a panel is K lanes
+// deep and is read in order, once for up to twelve rows. Each output of a row is one sum over K in one order, whatever the number of
 // rows: row-independence to the bit, across batch sizes too.
 #pragma once
 #include <vector>
@@ -11,7 +11,9 @@
 namespace calm {
 
 enum Kind : int32_t { FP32 = 0, BF16 = 1, INT8 = 2 };
-constexpr int PANEL = 64;
+constexpr int PANEL = 32;
+constexpr int MOST_ROWS = 12;  // of a tile: what 32 registers hold
+constexpr int FEW_ROWS = 6;    // then two panels go side by side
 constexpr int LEVELS = 127;
 
 struct Matrix {
@@ -88,15 +90,7 @@ struct Rows {
             std::memcpy(out, x, (size_t)inputs * 4);
         } else if (kind == BF16) {
             out[depth - 1] = 0;
-            bf16* to = (bf16*)out;
-            int k = 0;
-#if defined(__AVX512BF16__)
-            for (; k + W <= inputs; k += W) {
-                __m256bh half = _mm512_cvtneps_pbh((__m512)load(x + k));
-                std::memcpy(to + k, &half, 32);
-            }
-#endif
-            for (; k < inputs; k++) to[k] = to_bf16(x[k]);
+            to_bf16(x, inputs, (bf16*)out);
         } else {
             vf tops{}, odd{};
             int k = 0;
@@ -133,29 +127,25 @@ struct Rows {
     }
 };
 
-// COUNT rows times a panel of V vectors.
-template <class T, int COUNT, int V>
-static INLINE void tile(const int32_t* const* rows, const int32_t* panel, int depth, typename T::Sum (&sums)[COUNT][V]) {
+// COUNT rows times P neighbouring panels of V vectors each.
+template <class T, int COUNT, int V, int P>
+static void tile(const Rows& x, int first, const Matrix& w, int start, float* out, int64_t stride) {
+    const int depth = x.depth;
+    const int32_t *row = x.row(first), *panel = (const int32_t*)w.packed + (int64_t)start * depth;
+    typename T::Sum sums[COUNT][P * V];
     for (int r = 0; r < COUNT; r++)
-        for (int v = 0; v < V; v++) sums[r][v] = typename T::Sum{};
+        for (int v = 0; v < P * V; v++) sums[r][v] = typename T::Sum{};
     for (int k = 0; k < depth; k++) {
-        vi weights[V];
-        for (int v = 0; v < V; v++) weights[v] = loadi(panel + (int64_t)k * V * W + v * W);
+        vi weights[P * V];
+        for (int v = 0; v < P * V; v++)
+            weights[v] = loadi(panel + ((int64_t)(v / V) * depth + k) * V * W + v % V * W);
         for (int r = 0; r < COUNT; r++) {
-            const vi x = broadcast(rows[r][k]);
-            for (int v = 0; v < V; v++) sums[r][v] = T::dot(x, weights[v], sums[r][v]);
+            const vi number = broadcast(row[(int64_t)r * depth + k]);
+            for (int v = 0; v < P * V; v++) sums[r][v] = T::dot(number, weights[v], sums[r][v]);
         }
     }
-}
-
-template <class T, int COUNT, int V>
-static void tile_out(const Rows& x, int first, const Matrix& w, int start, float* out, int64_t stride) {
-    const int32_t* rows[COUNT];
-    for (int r = 0; r < COUNT; r++) rows[r] = x.row(first + r);
-    typename T::Sum sums[COUNT][V];
-    tile<T, COUNT, V>(rows, (const int32_t*)w.packed + (int64_t)start * x.depth, x.depth, sums);
     for (int r = 0; r < COUNT; r++)
-        for (int v = 0; v < V; v++) {
+        for (int v = 0; v < P * V; v++) {
             const int n = start + v * W;
             vf value;
             if constexpr (T::PER == 4) {
@@ -172,30 +162,44 @@ static void tile_out(const Rows& x, int first, const Matrix& w, int start, float
         }
 }
 
-template <class T, int V>
-static void panel_out(const Rows& x, const Matrix& w, int start, float* out, int64_t stride) {
-    for (int first = 0, left = x.count; left;) {
-        const int chunks = groups(left, 6), count = groups(left, chunks);
-        switch (count) {
-            case 1: tile_out<T, 1, V>(x, first, w, start, out, stride); break;
-            case 2: tile_out<T, 2, V>(x, first, w, start, out, stride); break;
-            case 3: tile_out<T, 3, V>(x, first, w, start, out, stride); break;
-            case 4: tile_out<T, 4, V>(x, first, w, start, out, stride); break;
-            case 5: tile_out<T, 5, V>(x, first, w, start, out, stride); break;
-            default: tile_out<T, 6, V>(x, first, w, start, out, stride);
-        }
-        first += count, left -= count;
+template <class T, int V, int P>
+static void tile_of(int count, const Rows& x, int first, const Matrix& w, int start, float* out, int64_t stride) {
+    switch (count) {
+        case 1: return tile<T, 1, V, P>(x, first, w, start, out, stride);
+        case 2: return tile<T, 2, V, P>(x, first, w, start, out, stride);
+        case 3: return tile<T, 3, V, P>(x, first, w, start, out, stride);
+        case 4: return tile<T, 4, V, P>(x, first, w, start, out, stride);
+        case 5: return tile<T, 5, V, P>(x, first, w, start, out, stride);
+        case 6: return tile<T, 6, V, P>(x, first, w, start, out, stride);
     }
+    if constexpr (P == 1) switch (count) {
+            case 7: return tile<T, 7, V, P>(x, first, w, start, out, stride);
+            case 8: return tile<T, 8, V, P>(x, first, w, start, out, stride);
+            case 9: return tile<T, 9, V, P>(x, first, w, start, out, stride);
+            case 10: return tile<T, 10, V, P>(x, first, w, start, out, stride);
+            case 11: return tile<T, 11, V, P>(x, first, w, start, out, stride);
+            case 12: return tile<T, 12, V, P>(x, first, w, start, out, stride);
+        }
 }
 
 template <class T>
 static void product_of(const Rows& x, const Matrix& w, float* out, int64_t stride) {
-    for (int start = 0; start < w.outputs; start += PANEL) switch (panel_width(w.outputs, start) / W) {
-            case 1: panel_out<T, 1>(x, w, start, out, stride); break;
-            case 2: panel_out<T, 2>(x, w, start, out, stride); break;
-            case 3: panel_out<T, 3>(x, w, start, out, stride); break;
-            default: panel_out<T, 4>(x, w, start, out, stride);
+    const int chunks = groups(x.count, MOST_ROWS), abreast = x.count <= FEW_ROWS ? 2 : 1;
+    for (int start = 0; start < w.outputs;) {
+        const bool wide = panel_width(w.outputs, start) == PANEL;
+        const bool pair = wide && abreast == 2 && start + 2 * PANEL <= whole(w.outputs);
+        for (int first = 0, left = x.count, c = chunks; left; c--) {
+            const int count = groups(left, c);
+            if (pair)
+                tile_of<T, 2, 2>(count, x, first, w, start, out, stride);
+            else if (wide)
+                tile_of<T, 2, 1>(count, x, first, w, start, out, stride);
+            else
+                tile_of<T, 1, 1>(count, x, first, w, start, out, stride);
+            first += count, left -= count;
         }
+        start += pair ? 2 * PANEL : PANEL;
+    }
 }
 
 // out[i][n] = rows[i] . weights[n]; out has ``stride`` numbers a row.

@@ -85,6 +85,18 @@ static INLINE float of_bf16(bf16 x) {
     return value;
 }
 
+// As many numbers, one after another; the last ones one by one.
+static INLINE void to_bf16(const float* x, int count, bf16* out) {
+    int k = 0;
+#if defined(__AVX512BF16__)
+    for (; k + W <= count; k += W) {
+        __m256bh half = _mm512_cvtneps_pbh((__m512)load(x + k));
+        std::memcpy(out + k, &half, 32);
+    }
+#endif
+    for (; k < count; k++) out[k] = to_bf16(x[k]);
+}
+
 // What a lane holds. ``dot`` adds the products of two lanes' numbers to a lane of the sum.
 struct Fp32 {
     static constexpr int PER = 1;
