@@ -158,6 +158,15 @@ class StepShape(str, Enum):
     small = "small"
 
 
+class TraceKind(str, Enum):
+    """Where the depths of a timed request come from (calm/traces.py)."""
+
+    tight = "tight"
+    wide = "wide"
+    measured = "measured"
+    static = "static"
+
+
 class TrackingMode(str, Enum):
     """Of W&B; ``auto`` is online when a key is set, else offline. metrics.jsonl is written in every mode."""
 
@@ -561,6 +570,73 @@ class EngineRulesConfig:
             check_range("batch_sizes", size, 1, INF)
 
 
+PEERS = (
+    "transformers", "transformers-compiled", "ctranslate2-fp32", "ctranslate2-int8", "openvino", "onnxruntime"
+)  # fmt: skip
+SERVED_DTYPES = ("fp32", "bf16", "int8")
+SERVED_SHAPES = ("tiny", "small", "base")
+
+
+@dataclass
+class PeersConfig:
+    """python -m eval.peers."""
+
+    checkpoint: str | None = None  # a trained model on its articles, and ROUGE-L beside; default: random weights
+    data: DataConfig | None = None
+    n: int = 200  # articles that are answered to EOS for ROUGE-L
+    shapes: list[str] = field(default_factory=lambda: ["small", "base"])  # of random weights: tiny, small, base
+    sources: list[int] = field(default_factory=lambda: [128, 512])
+    batches: list[int] = field(default_factory=lambda: [1, 8, 32])
+    base_sources: list[int] = field(default_factory=lambda: [128])  # shape base costs more: fewer cases
+    base_batches: list[int] = field(default_factory=lambda: [1, 8])
+    threads: int = 1
+    peers: list[str] = field(default_factory=lambda: list(PEERS))
+    dtypes: list[str] = field(default_factory=lambda: list(SERVED_DTYPES))  # ours at full depth; int8 encodes in bf16
+    heads: list[Head] = field(default_factory=lambda: [Head.full, Head.screened])
+    exit_dtypes: list[str] = field(default_factory=lambda: ["int8"])
+    exit_heads: list[Head] = field(default_factory=lambda: [Head.full])
+    measures: list[Measure] = field(default_factory=lambda: [Measure.state])
+    rules: list[BatchRule] = field(default_factory=lambda: [BatchRule.own, BatchRule.compact])
+    traces: list[TraceKind] = field(default_factory=lambda: [TraceKind.tight, TraceKind.wide])
+    runner: RunnerName = RunnerName.native
+    few: int = 8  # tokens; a decode step is what the tokens from few to many take
+    many: int = 40
+    repeats: int = 7
+    warmups: int = 1
+    predict: bool = True  # measure a cost table and print what it predicts beside
+    allow_noisy: bool = False
+    environments: str = ".peers"  # of the peers whose libraries collide with ours; make peers sets them up
+    work: str | None = None  # models and what peers convert them to; default: models/ under environments
+    load_timeout: float = 3600.0  # seconds; includes converting and compiling
+    call_timeout: float = 600.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        known: dict[str, tuple[str, ...]] = {
+            "peers": PEERS, "shapes": SERVED_SHAPES, "dtypes": SERVED_DTYPES, "exit_dtypes": SERVED_DTYPES
+        }  # fmt: skip
+        for name, there in known.items():
+            unknown = [value for value in getattr(self, name) if value not in there]
+            if unknown:
+                raise ConfigError(f"{name}: {unknown[0]!r} is none; choose from {', '.join(there)}")
+        for name in ("sources", "batches", "base_sources", "base_batches"):
+            for value in getattr(self, name):
+                check_range(name, value, 2 if "sources" in name else 1, INF)
+        for name in ("shapes", "batches", "dtypes", "heads"):
+            if not getattr(self, name):
+                raise ConfigError(f"{name} is empty; give at least one")
+        if not self.sources or not self.base_sources or not self.base_batches:
+            raise ConfigError("sources, base_sources and base_batches each need at least one entry")
+        if any(kind not in (TraceKind.tight, TraceKind.wide) for kind in self.traces):
+            raise ConfigError("traces: choose from tight and wide; eval.throughput replays measured ones")
+        for name in ("n", "threads", "few", "repeats"):
+            check_range(name, getattr(self, name), 1, INF)
+        check_range("warmups", self.warmups, 0, INF)
+        check_range("many", self.many, self.few + 1, INF)
+        for name in ("load_timeout", "call_timeout"):
+            check_range(name, getattr(self, name), 0, INF, open_low=True, open_high=True)
+
+
 @cache
 def register() -> None:
     """Store the schemas for Hydra, once."""
@@ -572,5 +648,6 @@ def register() -> None:
     store.store(name="table1_schema", node=Table1Config)
     store.store(name="train_step_schema", node=TrainStepConfig)
     store.store(name="engine_rules_schema", node=EngineRulesConfig)
+    store.store(name="peers_schema", node=PeersConfig)
     store.store(group="model", name="_schema", node=ModelConfig)
     store.store(group="data", name="_schema", node=DataConfig)
