@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -37,6 +37,10 @@ class Tape(Clock):
         before = self._last
         super().__call__(phase)
         self.heard.append((phase, self._last - before))
+
+    def spent(self, seconds: Mapping[str, float], rest: str) -> None:
+        self.heard += seconds.items()
+        super().spent(seconds, rest)
 
     def begin(self) -> None:
         self.heard = []
@@ -245,7 +249,7 @@ class Bench:
     ) -> None:
         """A row comes, a row goes, a row moves to another slot; the last slot takes part."""
         device, last, slots = self.machine.device, self._taken[-1], self.slots
-        policy = next((_confident(measure, slots.max_target) for each in sets for measure in each), Full())
+        policy = next((confident_at(measure, slots.max_target) for each in sets for measure in each), Full())
         row = self.rows(self.slots.count)[-1]
         row.tokens = [row.next_input] * min(8, slots.max_target)
 
@@ -271,5 +275,6 @@ class Bench:
             admit()
 
 
-def _confident(measure: Measure, length: int) -> Policy:
+def confident_at(measure: Measure, length: int) -> Policy:
+    """A policy whose tables a row's admission fills."""
     return Confident(measure, ThresholdSchedule(0.5, kind=Schedule.decaying, length=length))

@@ -72,6 +72,22 @@ def int_product_is_exact(inputs: int, device: torch.device) -> bool:
     return bool((int_product(rows, words) == slow_int_product(rows, words)).all())
 
 
+def sum_error(inputs: int) -> float:
+    """Rounding of a sum of so many products in fp32, in whatever order, with that of the bound's own few operations."""
+    return (inputs + 32) * FP32
+
+
+def doubts(head: Float[Tensor, "vocab d_model"], words: Rows) -> Float[Tensor, "2 vocab"]:
+    """How far each word's int8 logit can be off: times ||x||, and times ||x - s_x q_x||.
+
+    ``words``: the head, quantised.
+    """
+    error = sum_error(head.shape[1])
+    certain = 1.0 + 2 * error
+    per_norm = certain * words.lost + error * (head.float().norm(dim=-1) + words.kept)
+    return torch.stack([per_norm, certain * words.kept])
+
+
 class Screen:
     """Int8 words of a head (V, d_model) in the served dtype.
 
@@ -82,15 +98,12 @@ class Screen:
     def __init__(self, head: Float[Tensor, "vocab d_model"]) -> None:
         self.head, self.vocab = head, head.shape[0]
         words = quantised(head)
+        self.doubt = doubts(head, words)
         self._ints = F.pad(words.ints, (0, 0, 0, -self.vocab % BLOCK))
         self._scale = words.scale
         self._norm = head.float().norm(dim=-1)
         self._product = int_product if int_product_is_exact(self._ints.shape[1], head.device) else slow_int_product
-        # rounding of a sum of d_model products in fp32, in whatever order, with that of the bound's own few operations
-        self._sum_error = (head.shape[1] + 32) * FP32
-        certain = 1.0 + 2 * self._sum_error
-        per_norm = certain * words.lost + self._sum_error * (self._norm + words.kept)
-        self._per = torch.stack([per_norm, certain * words.kept])  # (2, V): times ||x||, times ||x - s_x q_x||
+        self._sum_error = sum_error(head.shape[1])
 
     def approximate(self, rows: Rows) -> Float[Tensor, "rows vocab"]:
         """Int8 logits; NaN for a row that is not finite."""
@@ -108,7 +121,7 @@ class Screen:
     ) -> Float[Tensor, "rows vocab"]:
         """What the full head's logits cannot exceed, before they are rounded to the served dtype."""
         norms = torch.stack([normed.float().norm(dim=-1), rows.lost], dim=1) * (1.0 + 2 * self._sum_error)
-        return torch.addmm(approximate, norms, self._per)
+        return torch.addmm(approximate, norms, self.doubt)
 
     def winner(
         self,

@@ -32,33 +32,67 @@ static bool reads_words(int64_t measure) { return measure >= 0 && measure != STA
 // Logits of these slots' hidden over all words; row i at s.logits + i * vocabulary.
 static void all_words(const Model& m, Scratch& s, const int32_t* slots, int count) {
     Scratch::need(s.logits, (size_t)count * m.vocabulary + W);
-    s.x.shape(m.kind, count, m.d_model);
+    s.x.shape(m.head_numbers, count, m.d_model);
     for (int i = 0; i < count; i++) put_normed(m, s, i, m.hidden + (int64_t)slots[i] * m.d_model);
     product(s.x, m.head, s.logits.data(), m.vocabulary);
 }
 
-// Logits of one row over its candidates.
-static void candidate_words(const Model& m, Scratch& s, int slot, float* logits) {
+// Logits of a few words for one row: each is one sum in the order of a product, so it has the bits of ``all_words``
+// where that has the same kind of numbers.
+template <class T>
+static void words_of(const Model& m, const int32_t* x, int depth, const int32_t* ids, int count, float* logits) {
+    for (int start = 0; start < count; start += W) {
+        const int here = count - start < W ? count - start : W;
+        const int32_t* rows[W];
+        for (int j = 0; j < W; j++) rows[j] = m.words + (int64_t)ids[start + (j < here ? j : 0)] * depth;
+        typename T::Sum total{};
+        for (int k = 0; k < depth; k++) {
+            vi word;
+            for (int j = 0; j < W; j++) word[j] = rows[j][k];
+            total = T::dot(broadcast(x[k]), word, total);
+        }
+        for (int j = 0; j < here; j++) logits[start + j] = total[j];
+    }
+}
+static void few_words(const Model& m, Scratch& s, int slot, const int32_t* ids, int count, float* logits) {
     float* normed = Scratch::need(s.normed, m.d_model);
     normalise(m.hidden + (int64_t)slot * m.d_model, m.d_model, m.eps, normed);
-    const int32_t* ids = m.candidates + (int64_t)slot * m.head_k;
-    for (int j = 0; j < m.head_k; j++) {
-        if (m.words_fp32) {
-            logits[j] = inner_product(m.words_fp32 + (int64_t)ids[j] * m.d_model, normed, m.d_model);
-            continue;
+    s.few.shape(m.word_numbers, 1, m.d_model);
+    s.few.put(0, normed);
+    m.word_numbers == FP32 ? words_of<Fp32>(m, s.few.row(0), s.few.depth, ids, count, logits)
+                           : words_of<Bf16>(m, s.few.row(0), s.few.depth, ids, count, logits);
+}
+
+// Logits of one row over its candidates.
+static void candidate_words(const Model& m, Scratch& s, int slot, float* logits) {
+    few_words(m, s, slot, m.candidates + (int64_t)slot * m.head_k, m.head_k, logits);
+}
+
+// What the screen knows of a row: the norms of its normalised state and of what int8 misses of it.
+struct Doubt {
+    float norm, lost;
+};
+
+// Int8 logits of these slots over all words, and each row's doubt.
+static void screen_words(const Model& m, Scratch& s, const int32_t* slots, int count, std::vector<Doubt>& doubts) {
+    Scratch::need(s.logits, (size_t)count * m.vocabulary + W);
+    s.x.shape(INT8, count, m.d_model);
+    doubts.resize(count);
+    for (int i = 0; i < count; i++) {
+        float* normed = Scratch::need(s.normed, m.d_model);
+        normalise(m.hidden + (int64_t)slots[i] * m.d_model, m.d_model, m.eps, normed);
+        if (m.head_numbers == BF16)  // the doubt is about what the full head multiplies
+            for (int k = 0; k < m.d_model; k++) normed[k] = of_bf16(to_bf16(normed[k]));
+        s.x.put(i, normed);
+        const uint8_t* q = (const uint8_t*)s.x.row(i);
+        double norm = 0, lost = 0;
+        for (int k = 0; k < m.d_model; k++) {
+            const float x = s.normed[k], gap = x - s.x.scale[i] * (float)((int)q[k] - 128);
+            norm += (double)x * x, lost += (double)gap * gap;
         }
-        const bf16* word = m.words + (int64_t)ids[j] * m.d_model;
-        vf total{};
-        int k = 0;
-        for (; k + W <= m.d_model; k += W) {
-            float wide[W];
-            for (int i = 0; i < W; i++) wide[i] = of_bf16(word[k + i]);
-            total = multiply_add(load(wide), load(normed + k), total);
-        }
-        float rest = sum(total);
-        for (; k < m.d_model; k++) rest += of_bf16(word[k]) * normed[k];
-        logits[j] = rest;
+        doubts[i] = {(float)std::sqrt(norm) * 1.001f, (float)std::sqrt(lost) * 1.001f};
     }
+    product(s.x, m.screen, s.logits.data(), m.vocabulary);
 }
 
 static bool has_candidates(const Model& m, int slot) {
@@ -82,7 +116,9 @@ static float confidence_of(const Model& m, int slot, int64_t measure, const Look
 }
 
 struct Checker {
-    std::vector<int32_t> asked, narrow;
+    std::vector<int32_t> asked, narrow, ids;
+    std::vector<float> exact;
+    std::vector<Doubt> doubts;
     std::vector<float> confidence;  // by place in the wave
     std::vector<std::pair<float, int32_t>> heap;
 };
@@ -122,18 +158,63 @@ static void ask(const Model& m, Scratch& s, Checker& c, const Wave& w) {
         }
     }
     if (c.asked.empty()) return;
-    all_words(m, s, c.asked.data(), (int)c.asked.size());
-    for (size_t j = 0; j < c.asked.size(); j++) {
-        const float* logits = s.logits.data() + (int64_t)j * m.vocabulary;
+    const int count = (int)c.asked.size();
+    if (m.head_kind == SCREENED)
+        screen_words(m, s, c.asked.data(), count, c.doubts);
+    else
+        all_words(m, s, c.asked.data(), count);
+    for (int j = 0; j < count; j++) {
+        float* logits = s.logits.data() + (int64_t)j * m.vocabulary;
+        if (m.head_kind == SCREENED) {  // the best of them exactly, the others' int8
+            c.ids.resize(m.head_k), c.exact.resize(m.head_k);
+            largest_k(logits, m.vocabulary, m.head_k, c.ids.data(), c.heap);
+            few_words(m, s, c.asked[j], c.ids.data(), m.head_k, c.exact.data());
+            for (int i = 0; i < m.head_k; i++) logits[c.ids[i]] = c.exact[i];
+        }
         look(m, c.asked[j], places[j], logits, m.vocabulary, nullptr, c);
         if (m.head_kind == CANDIDATES)
             largest_k(logits, m.vocabulary, m.head_k, m.candidates + (int64_t)c.asked[j] * m.head_k, c.heap);
     }
 }
 
-// Greedy words of these rows. ``emission``: where each speaks.
+// Words of the rows in ``c.asked`` by the screen, at ``words[places[j]]``; those that it cannot tell stay in
+// ``c.asked``. The words that could win are those of the highest bounds, and a word's logit has the full head's bits: so
+// what is told is the full head's argmax.
+static void say_screened(const Model& m, Scratch& s, Checker& c, std::vector<int32_t>& places, int32_t* words) {
+    const int count = (int)c.asked.size(), k = m.head_k < m.vocabulary ? m.head_k : m.vocabulary - 1;
+    screen_words(m, s, c.asked.data(), count, c.doubts);
+    c.ids.resize(k + 1), c.exact.resize(k + 1);
+    int open = 0;
+    for (int j = 0; j < count; j++) {
+        float* bounds = s.logits.data() + (int64_t)j * m.vocabulary;
+        const vf norm = broadcast(c.doubts[j].norm), lost = broadcast(c.doubts[j].lost);
+        const float *first = m.doubt, *second = m.doubt + m.vocabulary;
+        int w = 0;
+        for (; w + W <= m.vocabulary; w += W)
+            store(bounds + w,
+                  multiply_add(norm, load(first + w), multiply_add(lost, load(second + w), load(bounds + w))));
+        for (; w < m.vocabulary; w++) bounds[w] += c.doubts[j].norm * first[w] + c.doubts[j].lost * second[w];
+        int best = NOTHING;
+        bool sure = s.x.scale[j] == s.x.scale[j];
+        if (sure) {
+            largest_k(bounds, m.vocabulary, k + 1, c.ids.data(), c.heap);
+            few_words(m, s, c.asked[j], c.ids.data(), k, c.exact.data());
+            float top = -INFINITY;
+            for (int i = 0; i < k; i++)
+                if (c.exact[i] > top || (c.exact[i] == top && c.ids[i] < best)) top = c.exact[i], best = c.ids[i];
+            sure = bounds[c.ids[k]] < top && std::isfinite(top);
+        }
+        if (sure)
+            words[places[j]] = best;
+        else
+            c.asked[open] = c.asked[j], places[open] = places[j], open++;
+    }
+    c.asked.resize(open), places.resize(open);
+}
+
+// Greedy words of these rows. ``emission``: where each speaks; ``fallbacks`` counts rows that the screen left open.
 static void say(const Model& m, Scratch& s, Checker& c, const int32_t* slots, const int32_t* emission, int count,
-                int32_t* words) {
+                int32_t* words, int32_t* fallbacks) {
     c.asked.clear(), c.narrow.clear();
     for (int i = 0; i < count; i++) {
         const int slot = slots[i];
@@ -147,6 +228,10 @@ static void say(const Model& m, Scratch& s, Checker& c, const int32_t* slots, co
         } else {
             c.asked.push_back(slot), c.narrow.push_back(i);
         }
+    }
+    if (m.head_kind == SCREENED && !c.asked.empty()) {
+        say_screened(m, s, c, c.narrow, words);
+        *fallbacks += (int32_t)c.asked.size();
     }
     if (c.asked.empty()) return;
     all_words(m, s, c.asked.data(), (int)c.asked.size());

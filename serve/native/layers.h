@@ -10,7 +10,7 @@ namespace calm {
 
 // Working memory of one engine, as large as its largest batch has needed.
 struct Scratch {
-    Rows x;
+    Rows x, few;
     std::vector<float> query, kv, mixed, residual, wide, out, normed, logits, scores, mixed_head;
     std::vector<int32_t> query_lanes, share_lanes;
 

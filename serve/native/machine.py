@@ -15,7 +15,7 @@ from ..accounting import Clock
 from ..exits import Exits
 from .build import library
 from .slots import NativeSlots
-from .views import BF16, FP32, ModelView, WaveView
+from .views import BF16, FP32, MatrixView, ModelView, WaveView
 from .weights import ACTIVATIONS, Packed, address, bias_by_distance
 
 if TYPE_CHECKING:
@@ -58,7 +58,10 @@ class NativeMachine:
         self._checked[list(model.exit_layers)] = 1
         weight, bias = model.classifier_weights or (torch.zeros(spec.d_model), 0.0)
         self._classifier = weight.float().contiguous()
-        words = packed.words(spec) if head is not Head.full else torch.zeros(0)
+        # behind an int8 screen there are exact words: the full head of the rows that it leaves open is of their kind
+        head_numbers = packed.word_numbers if head is Head.screened else packed.kind
+        self._words = packed.words() if head is not Head.full else torch.zeros(0)
+        screen, self._doubt = packed.screen() if head is Head.screened else (MatrixView(), torch.zeros(0))
         view = ModelView(
             layers=spec.num_layers,
             heads=spec.num_heads,
@@ -73,13 +76,16 @@ class NativeMachine:
             eps=spec.norm_eps,
             classifier_bias=bias,
             layer=ctypes.addressof(packed.layers),
-            head=packed.head,
+            head=packed.head(head_numbers),
             embed=address(packed.embed),
             embed_kind=BF16 if packed.embed.dtype is torch.bfloat16 else FP32,
             head_kind=HEADS[head],
             head_k=k,
-            words=address(words) if words.dtype is torch.bfloat16 else None,
-            words_fp32=address(words) if words.dtype is torch.float32 and words.numel() else None,
+            head_numbers=head_numbers,
+            word_numbers=packed.word_numbers,
+            words=address(self._words),
+            screen=screen,
+            doubt=address(self._doubt),
             bias=address(self._bias),
             classifier=address(self._classifier),
             checked=address(self._checked),
@@ -100,12 +106,23 @@ class NativeMachine:
             setattr(view, name, address(getattr(exits, name)))
         for name, row in zip(("crossing", "crossed", "argmax", "run"), self._ints, strict=True):
             setattr(view, name, address(row))
-        self._words = words
         functions = library()
         self._start, self._climb, self._speak = functions.calm_start, functions.calm_climb, functions.calm_speak
         self._handle: int = functions.calm_new(ctypes.byref(view))
         weakref.finalize(self, functions.calm_free, self._handle)
         slots.attach(self._handle)
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Sizes that a layer runs at: every one."""
+        return tuple(range(1, self.slots.count + 1))
+
+    def bucket(self, rows: int) -> int:
+        return rows
+
+    def checks(self, layer: int) -> bool:
+        """Whether rows may leave after this layer."""
+        return bool(self._checked[layer])
 
     def start(self, wave: WaveView) -> None:
         self._start(self._handle, ctypes.byref(wave))

@@ -20,9 +20,12 @@ struct Model {
     Matrix head;
     const void* embed;  // vocabulary x d_model, fp32 or bf16
     int32_t embed_kind;
-    int32_t head_kind, head_k;
-    const bf16* words;         // vocabulary x d_model: the head's rows, for candidates
-    const float* words_fp32;   // the same where the model is fp32
+    int32_t head_kind, head_k;  // Head
+    int32_t head_numbers;       // Kind of ``head``
+    int32_t word_numbers;       // Kind of ``words``
+    const int32_t* words;       // vocabulary x lanes: the head's rows as they lie, for looks at a few of them
+    Matrix screen;              // int8 head
+    const float* doubt;         // 2 x vocabulary: how far a word's int8 logit can be off, see serve.screen
     const float* bias;         // heads x (positions + 16), by distance, the largest first
     const float* classifier;   // d_model, or null
     const uint8_t* checked;    // layers + 1: whether a row may leave after a layer

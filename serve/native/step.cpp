@@ -116,7 +116,7 @@ static void speak(Engine& e, Wave& w) {
         w.executed[i] = w.leaves ? w.emission[i] : w.layer;
         w.involuntary[i] = !m.crossed[slot] && w.emission[i] < m.layers;
     }
-    say(m, e.scratch, e.checker, w.done, w.emission, count, w.tokens);
+    say(m, e.scratch, e.checker, w.done, w.emission, count, w.tokens, &w.fallbacks);
     timer(HEAD);
     backfill(m, e.scratch, w.done, w.executed, count);
     timer(BACKFILL);

@@ -67,8 +67,7 @@ class NativeWave:
     def climb(self, rule: Rule, parked: list[Any], patient: bool = True) -> None:
         """``calm.rules.climb`` over this wave."""
         view = self._view
-        view.holds, view.leaves = rule.holds, rule.leaves
-        view.stop, view.share = STOPS.get(rule.name, ALL_CROSSED), rule.share
+        self._follow(rule)
         while True:
             waits = rule.waits and patient and self.age <= rule.max_age
             view.company = rule.company if waits else 0
@@ -87,6 +86,24 @@ class NativeWave:
                 parked.append(self.part())
             break
         self.speak()
+
+    def pause(self, rule: Rule, layer: int) -> None:
+        """Up to this layer, where crossed rows have left and the others stay as they are."""
+        self._follow(rule)
+        self._view.pause_at = 1 << layer
+        self.machine.climb(self._view)
+        self._told()
+
+    def share(self, count: int) -> None:
+        """As many rows in the one slot that this wave has: for what is timed, not read."""
+        for place in range(count):
+            self._active[place] = self._active[0]
+        self._view.active_count = count
+
+    def _follow(self, rule: Rule) -> None:
+        view = self._view
+        view.holds, view.leaves = rule.holds, rule.leaves
+        view.stop, view.share = STOPS.get(rule.name, ALL_CROSSED), rule.share
 
     def _told(self) -> None:
         clock = self.machine.clock

@@ -6,20 +6,22 @@ skipped layer come from one left factor.
 """
 
 import ctypes
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from calm.models.base import BiasKind, DecoderSpec
 
+from ..screen import doubts, quantised
 from .build import NativeError, library
 from .views import BF16, FP32, INT8, LAYER_MATRICES, LayerView, MatrixView
 
 ACTIVATIONS = {"relu": 0, "gelu_new": 1, "silu": 2, "gelu": 3}
 KINDS = {torch.float32: FP32, torch.bfloat16: BF16, torch.int8: INT8}
+NUMBER_BYTES = {FP32: 4, BF16: 2, INT8: 1}
 LANES = 16
 MAX_LAYERS = 63  # a wave says in one 64-bit word after which layers others wait
 
@@ -54,18 +56,19 @@ class Packed:
     Attributes:
         kind: FP32, BF16 or INT8.
         layers: (L) views.
-        head: view.
-        bytes: of packed weights by part: ``layer`` (one), ``head``, ``kv`` (backfill of one layer).
+        embed: (V, d_model), fp32 or bf16.
+        sizes: bytes of packed weights by part: ``layer`` (one), ``kv`` (backfill of one layer), ``head``.
     """
 
+    spec: DecoderSpec
     kind: int
     layers: "ctypes.Array[LayerView]"
-    head: MatrixView
-    bias: Float[Tensor, "heads keys"]
     embed: Tensor
-    bytes: dict[str, int]
-    _words: dict[bool, Tensor] = field(default_factory=dict)
-    _owned: list[Tensor] = field(default_factory=list)
+    sizes: dict[str, int]
+    _owned: list[Tensor]
+    _heads: dict[int, MatrixView] = field(default_factory=dict)
+    _words: dict[int, Tensor] = field(default_factory=dict)
+    _screens: dict[int, tuple[MatrixView, Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, spec: DecoderSpec, kind: int) -> "Packed":
@@ -73,29 +76,49 @@ class Packed:
         check_served(spec)
         owned: list[Tensor] = []
         layers = (LayerView * spec.num_layers)()
-        with torch.inference_mode():
-            for number, view in enumerate(layers, start=1):
-                for name, weights in _layer(spec, number).items():
-                    setattr(view, name, _packed(weights, kind, owned))
-            head = _packed(head_words(spec), kind, owned)
-            bias = torch.zeros((spec.num_heads, 0))
-            embed = spec.tensors["embed"].contiguous()
-            if embed.dtype is not torch.bfloat16:
-                embed = embed.float()
+        for number, view in enumerate(layers, start=1):
+            for name, weights in _layer(spec, number).items():
+                setattr(view, name, _packed(weights, kind, owned))
+        embed = spec.tensors["embed"].contiguous()
         first = layers[0]
         sizes = {
             "layer": sum(_bytes(getattr(first, name), kind) for name in LAYER_MATRICES),
             "kv": _bytes(first.kv, kind),
-            "head": _bytes(head, kind),
+            "head": spec.vocab_size * (spec.d_model * NUMBER_BYTES[kind] + (8 if kind == INT8 else 0)),
         }
-        return cls(kind, layers, head, bias, embed, sizes, {}, owned)
+        return cls(spec, kind, layers, embed if embed.dtype is torch.bfloat16 else embed.float(), sizes, owned)
 
-    def words(self, spec: DecoderSpec) -> Tensor:
-        """The head's rows as they lie, for looks at a few of them; fp32 where the model is, else bf16."""
-        fp32 = self.kind == FP32
-        if fp32 not in self._words:
-            self._words[fp32] = head_words(spec).to(torch.float32 if fp32 else torch.bfloat16).contiguous()
-        return self._words[fp32]
+    def head(self, numbers: int) -> MatrixView:
+        """The head packed as these numbers."""
+        if numbers not in self._heads:
+            self._heads[numbers] = _packed(head_words(self.spec), numbers, self._owned)
+        return self._heads[numbers]
+
+    @property
+    def word_numbers(self) -> int:
+        """Of the head's rows as they lie: fp32 where the layers are, else bf16."""
+        return FP32 if self.kind == FP32 else BF16
+
+    def words(self) -> Tensor:
+        """The head's rows as they lie, in lanes of 32 bits: (V, lanes)."""
+        numbers = self.word_numbers
+        if numbers not in self._words:
+            words = head_words(self.spec)
+            if numbers == BF16:
+                words = F.pad(words.to(torch.bfloat16), (0, words.shape[1] % 2))
+            self._words[numbers] = words.contiguous().view(torch.int32)
+        return self._words[numbers]
+
+    def screen(self) -> tuple[MatrixView, Tensor]:
+        """An int8 head over the very numbers of ``words``, and how far off each of its logits can be: (2, V)."""
+        numbers = self.word_numbers
+        if numbers not in self._screens:
+            words = head_words(self.spec)
+            if numbers == BF16:
+                words = words.to(torch.bfloat16).float()
+            doubt = doubts(words, quantised(words)).contiguous()
+            self._screens[numbers] = (_packed(words, INT8, self._owned), doubt)
+        return self._screens[numbers]
 
 
 def head_words(spec: DecoderSpec) -> Float[Tensor, "vocab d_model"]:
@@ -148,9 +171,6 @@ def _aligned(lanes: int) -> Tensor:
 
 
 def _bytes(view: MatrixView, kind: int) -> int:
+    """Of weights, and in int8 of scales and corrections."""
     numbers = int(view.outputs) * int(view.inputs)
-    return numbers * (4 if kind == FP32 else 2) if kind != INT8 else numbers + 8 * int(view.outputs)
-
-
-def addresses(tensors: Iterable[Tensor]) -> list[int]:
-    return [address(tensor) for tensor in tensors]
+    return numbers * NUMBER_BYTES[kind] + (8 * int(view.outputs) if kind == INT8 else 0)

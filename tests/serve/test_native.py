@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from calm.config import BatchRule, Measure, RunnerName, Schedule, Weights
+from calm.config import BatchRule, Head, Measure, RunnerName, Schedule, Weights
 from calm.decode import OneDecoder
 from calm.errors import ConfigError
 from calm.models.base import BiasKind
@@ -26,7 +26,7 @@ from serve.native.weights import address
 from serve.requests import Status
 
 from .conftest import need_native
-from .models import EXACT, confident, engine_of, rows, texts, tiny, tiny_served, usual
+from .models import EXACT, VOCABULARY, confident, engine_of, rows, texts, tiny, tiny_served, usual
 
 KINDS = {"fp32": FP32, "bf16": BF16, "int8": INT8}
 POLICY = confident(Measure.softmax, usual(Measure.softmax, below=0.4), Schedule.decaying)
@@ -217,6 +217,48 @@ def test_a_row_whose_state_is_no_number_fails_alone(monkeypatch: pytest.MonkeyPa
     assert [answer.status for answer in answers] == [Status.finished] * 2 + [Status.failed] + [Status.finished]
     assert [answers[i].tokens for i in (0, 1, 3)] == [right[i] for i in (0, 1, 3)]
     assert NOTHING not in answers[2].tokens
+
+
+# heads
+
+
+@pytest.mark.parametrize("arithmetic", ["fp32", "bf16"])
+@pytest.mark.parametrize("measure", [None, Measure.state, Measure.classifier], ids=str)
+def test_behind_the_screen_is_the_full_heads_argmax(arithmetic: str, measure: Measure | None) -> None:
+    policy = confident(measure, usual(measure)) if measure else confident(Measure.softmax, 1.0)
+    right = native_engine(arithmetic).generate(texts(), policy=policy)
+    tokens = sum(len(answer.tokens) for answer in right)
+    for k, doubt, share in ((2, 1.0, 0.5), (8, 1.0, 0.1), (VOCABULARY, 1.0, 0.0), (8, 2.0**14, 1.0)):
+        engine = native_engine(arithmetic, head=Head.screened, head_k=k)
+        engine.machine._doubt *= doubt  # a much coarser screen: every row stays open
+        answers = engine.generate(texts(), policy=policy)
+        engine.machine._doubt /= doubt  # all engines of the model share it
+        assert [answer.tokens for answer in answers] == [answer.tokens for answer in right]
+        fell = sum(record.fallbacks for record in engine.clock.history)
+        assert fell <= share * tokens and (doubt == 1.0 or fell == tokens)
+
+
+def test_int8_layers_have_an_exact_head_behind_the_screen() -> None:
+    """However few words are looked at, the word is that of the bf16 head over the int8 layers' states."""
+    told = []
+    for k in (2, 16, VOCABULARY):
+        engine = native_engine("int8", head=Head.screened, head_k=k)
+        told.append([answer.tokens for answer in engine.generate(texts())])
+    assert told[0] == told[1] == told[2]
+
+
+@pytest.mark.parametrize("arithmetic", KINDS)
+def test_a_screened_check_reads_exact_logits_of_the_best(arithmetic: str) -> None:
+    """With every word rescored the margins are the full head's; with few they stay near."""
+    kept = {}
+    for head, k in ((Head.full, 2), (Head.screened, VOCABULARY), (Head.screened, 4)):
+        engine = native_engine(arithmetic, head=head, head_k=k, record_confidences=True)
+        answers = engine.generate(texts(), policy=confident(Measure.softmax, 1.0), max_tokens=1)
+        kept[head, k] = torch.tensor([answer.confidences[0][:3] for answer in answers])
+    near = 0.03 if arithmetic == "int8" else 1e-6  # the full head of an int8 engine is int8 too
+    torch.testing.assert_close(kept[Head.screened, VOCABULARY], kept[Head.full, 2], atol=near, rtol=0)
+    torch.testing.assert_close(kept[Head.screened, 4], kept[Head.full, 2], atol=0.03, rtol=0)
+    assert not torch.equal(kept[Head.screened, 4], kept[Head.full, 2])
 
 
 # how it is had
