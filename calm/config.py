@@ -193,6 +193,7 @@ def check_range(
         raise ConfigError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value}")
 
 
+PREFILL_ROWS, SOURCE_MULTIPLE = 4, 16  # of an engine's encoder calls, where nobody says otherwise
 INF = float("inf")
 
 
@@ -387,6 +388,8 @@ class CalibrationConfig:
     decoder: DecoderName = DecoderName.batch
     head: Head = Head.full
     head_k: int = 32  # words that the other heads look at exactly
+    runner: RunnerName = RunnerName.auto  # of decoder=engine
+    weights: Weights = Weights.model
     batch_size: int = 64
     complete: bool = False  # decode the whole grid, also below the first failure
 
@@ -492,6 +495,8 @@ class Table1Config:
     decoder: DecoderName = DecoderName.batch
     head: Head = Head.full
     head_k: int = 32
+    runner: RunnerName = RunnerName.auto  # of decoder=engine
+    weights: Weights = Weights.model
     batch_size: int = 64
     bootstrap: int = 1000
     device: Device = Device.auto

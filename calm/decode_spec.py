@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .config import Backfill, BatchRule, DecoderName, Head
+from .calibration.identity import arithmetic
+from .config import Backfill, BatchRule, DecoderName, Head, RunnerName, Weights
 from .decode import OneDecoder
 from .decode_batch import BatchDecoder
 from .errors import CalmError, ConfigError
@@ -26,8 +27,8 @@ OnRows = Callable[[int], None]  # told how many rows were decoded since the last
 class DecodeSpec:
     """What a process needs to decode: a model folder and how. ``dtype`` is float32 or bfloat16.
 
-    ``make`` makes the decoder of ``decoder=engine``, which calm does not know; ``head``, ``head_k``, ``rule``
-    and ``quantile`` are the engine's.
+    ``make`` makes the decoder of ``decoder=engine``, which calm does not know; ``head``, ``head_k``, ``rule``,
+    ``quantile``, ``runner`` (eager or native) and ``weights`` are the engine's.
     """
 
     folder: str
@@ -41,6 +42,8 @@ class DecodeSpec:
     head_k: int = 32
     rule: BatchRule = BatchRule.own
     quantile: float = 0.5
+    runner: RunnerName = RunnerName.eager
+    weights: Weights = Weights.model
     make: "Callable[[EarlyExitT5, DecodeSpec], Decode] | None" = None
 
     def __post_init__(self) -> None:
@@ -48,11 +51,21 @@ class DecodeSpec:
             raise ConfigError(
                 "decoder=engine is for programs of eval, such as eval.calibrate and eval.table1; choose batch or one"
             )
-        if self.decoder is not DecoderName.engine and (self.head, self.rule) != (Head.full, BatchRule.own):
+        if self.decoder is DecoderName.engine:
+            return
+        if (self.head, self.rule) != (Head.full, BatchRule.own):
             raise ConfigError(
                 f"head={self.head.value} with rule={self.rule.value} needs decoder=engine; "
                 f"decoder={self.decoder.value} has the full head and decodes each row as it is alone"
             )
+        if self.weights is not Weights.model:
+            raise ConfigError(f"weights={self.weights.value} needs decoder=engine and its native runner")
+
+    @property
+    def arithmetic(self) -> str:
+        """Of the decode, as certificates name it (calm.calibration.identity)."""
+        native = self.decoder is DecoderName.engine and self.runner is RunnerName.native
+        return arithmetic(self.dtype, native, self.weights)
 
     @property
     def rows_per_task(self) -> int:

@@ -17,6 +17,7 @@ from .common import (
     choose_device,
     choose_dtype,
     choose_model,
+    choose_runner,
     corpus_settings,
     decoder_maker,
     finish,
@@ -42,18 +43,18 @@ def run(config: CalibrateConfig, run_dir: Path) -> int:
     wanted = config.calibration
     spec = DecodeSpec(
         str(folder), device, dtype, wanted.decoder, wanted.batch_size, wanted.backfill, True, wanted.head,
-        wanted.head_k,
+        wanted.head_k, runner=choose_runner(wanted.decoder, wanted.runner, device), weights=wanted.weights,
         make=decoder_maker(wanted.decoder),
     )  # fmt: skip
     bars = Bars()
     with open_decoder(spec, config.processes, bars.rows) as decode:
         if decode is None:
             return 0
-        check_possible(wanted, decode.model, dtype)
+        check_possible(wanted, decode.model, spec.arithmetic)
         data = corpus_settings(config.data, decode.model.settings.data)
         named = ", ".join(measure.value for measure in wanted.measures)
         say(f"corpus: {data.name}; certifying {named} for {wanted.consistency.value} consistency")
-        done = certify_folder(folder, decode.model, decode, wanted, data, dtype=dtype, progress=bars)
+        done = certify_folder(folder, decode.model, decode, wanted, data, dtype=spec.arithmetic, progress=bars)
     for artifact in done.artifacts:
         for certificate in artifact.certificates:
             say(ladder(artifact, certificate))

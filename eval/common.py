@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calm.config import DataConfig, DecoderName, Device, Precision
+from calm.config import DataConfig, DecoderName, Device, Precision, RunnerName
 from calm.errors import FP16_REFUSED, CheckpointError, ConfigError
 from calm.run_dir import is_first_process
 
@@ -93,6 +93,27 @@ def decoder_maker(name: DecoderName) -> "Callable[[EarlyExitT5, DecodeSpec], Dec
     from serve.decoder import engine_decoder
 
     return engine_decoder
+
+
+def choose_runner(name: DecoderName, runner: RunnerName, device: str) -> RunnerName:
+    """Eager or native, for ``decoder=engine``; the other decoders are eager.
+
+    Raises:
+        NativeError: native was asked for and cannot be had.
+    """
+    if name is not DecoderName.engine or runner is RunnerName.eager:
+        return RunnerName.eager
+    from serve.native.build import NativeError, library
+
+    try:
+        if device != "cpu":
+            raise NativeError(f"runner=native is for CPUs, and the device is {device}; use runner=eager")
+        library()
+    except NativeError:
+        if runner is RunnerName.native:
+            raise
+        return RunnerName.eager
+    return RunnerName.native
 
 
 @contextmanager

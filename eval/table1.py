@@ -22,6 +22,7 @@ from .common import (
     choose_device,
     choose_dtype,
     choose_model,
+    choose_runner,
     corpus_settings,
     decoder_maker,
     finish,
@@ -49,13 +50,14 @@ def run(config: Table1Config, run_dir: Path) -> int:
 
     spec = DecodeSpec(
         str(folder), device, dtype, config.decoder, config.batch_size, config.backfill, head=config.head,
-        head_k=config.head_k, make=decoder_maker(config.decoder),
+        head_k=config.head_k, runner=choose_runner(config.decoder, config.runner, device), weights=config.weights,
+        make=decoder_maker(config.decoder),
     )  # fmt: skip
     bars = Bars()
     with open_decoder(spec, config.processes, bars.rows) as decode:
         if decode is None:
             return 0
-        plan, identity = _plan(config, folder, decode.model, dtype)
+        plan, identity = _plan(config, folder, decode.model, spec.arithmetic)
         corpus = _corpus(config, decode.model)
         examples = corpus.splits["test"][: config.n]
         say(f"corpus: {corpus.name}, {len(examples)} articles of the test split, one of each family")

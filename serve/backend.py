@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from calm.calibration.identity import arithmetic
 from calm.config import RunnerName, Weights
 from calm.errors import ConfigError
 from calm.layer_math import cross_kv
@@ -41,12 +42,14 @@ class Backend:
 
     Attributes:
         name: eager or native.
+        arithmetic: as certificates name it.
         runner: gives cross K/V and knows the slots.
         machine: what waves are made with.
         wave: (rule, rows, bucket or None) -> a wave at layer 0.
     """
 
     name: RunnerName
+    arithmetic: str
     slots: Any
     exits: Exits
     runner: Any
@@ -101,6 +104,11 @@ def make_backend(model: ServedModel, options: EngineOptions, clock: Clock) -> Ba
     return make(model, options, exits, clock)
 
 
+def _arithmetic(model: ServedModel, options: EngineOptions, *, native: bool) -> str:
+    dtype = str(model.dtype).removeprefix("torch.")
+    return arithmetic(dtype, native, options.weights, options.prefill_rows, options.source_multiple)
+
+
 def _eager(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clock) -> Backend:
     slots = Slots(model.spec, options.max_batch, model.max_target, model.max_source, model.device, options.poison)
     runner = EagerRunner(model.spec, slots)
@@ -116,6 +124,7 @@ def _eager(model: ServedModel, options: EngineOptions, exits: Exits, clock: Cloc
     )
     return Backend(
         RunnerName.eager,
+        _arithmetic(model, options, native=False),
         slots,
         exits,
         runner,
@@ -133,6 +142,7 @@ def _native(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clo
     )
     return Backend(
         RunnerName.native,
+        _arithmetic(model, options, native=True),
         slots,
         exits,
         CrossRunner(model.spec, slots),

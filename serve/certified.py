@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from calm.calibration.artifact import Artifact
-from calm.calibration.identity import ModelIdentity
+from calm.calibration.identity import ModelIdentity, independent_of_batch
 from calm.config import BatchRule, Measure
 from calm.errors import CalibrationError, ConfigError
 from calm.policies import Confident, Full, Policy
@@ -25,15 +25,14 @@ class Certificates:
         self._artifacts = list(artifacts)
         self._foreign = {a.name: a.identity.differences(identity) if identity else [] for a in self._artifacts}
         self._row_exact = rule in ROW_EXACT
-        # elsewhere answers depend on the size of the batch, and no artifact yet says at which sizes it was made
-        self._fp32 = identity is None or identity.dtype == "float32"
+        self._any_batch = identity is None or independent_of_batch(identity.dtype)
         self._cuts = rule is BatchRule.quantile  # even a row at full depth may have to speak early
 
     def resolve(self, options: RequestOptions, limit: int) -> tuple[Policy, bool]:
         """The policy that a request asks for, and whether its answer, of at most ``limit`` tokens, is certified.
 
         Certified are full depth, and thresholds of a certified set under greedy decoding to EOS or N with a
-        row-exact rule in fp32, on an engine that decodes as the artifact says.
+        row-exact rule, in an arithmetic that no batch size changes, on an engine that decodes as the artifact says.
 
         Raises:
             CalibrationError: no artifact has what is asked for; it names what there is.
@@ -42,7 +41,7 @@ class Certificates:
         policy = self._policy(options)
         if isinstance(policy, Full) or (isinstance(policy, Confident) and policy.schedule.exits_off):
             return policy, not self._cuts
-        return policy, options.plain and self._row_exact and self._fp32 and self._speaks_of(policy, limit)
+        return policy, options.plain and self._row_exact and self._any_batch and self._speaks_of(policy, limit)
 
     def _policy(self, options: RequestOptions) -> Policy:
         if options.policy is not None:

@@ -42,6 +42,8 @@ class EngineDecoder:
             max_batch=spec.batch_size,
             head=spec.head,
             head_k=spec.head_k,
+            runner=spec.runner,
+            weights=spec.weights,
             record_confidences=spec.record_confidences,
         )
         self._oracle = BatchDecoder(model, batch_size=spec.batch_size)

@@ -94,7 +94,7 @@ class Engine:
         identity = self.model.identity
         self._certificates = Certificates(
             self.model.artifacts,
-            None if identity is None else identity.served_by(options.head, options.head_k),
+            None if identity is None else identity.served_by(options.head, options.head_k, backend.arithmetic),
             options.rule,
         )
         self._intake = Intake(self.model)

@@ -5,7 +5,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar, cast
 
-from calm.config import INF, BatchRule, Consistency, Head, RunnerName, Weights, check_range
+from calm.config import (
+    INF,
+    PREFILL_ROWS,
+    SOURCE_MULTIPLE,
+    BatchRule,
+    Consistency,
+    Head,
+    RunnerName,
+    Weights,
+    check_range,
+)
 from calm.errors import ConfigError
 from calm.policies import Policy
 
@@ -74,9 +84,9 @@ class EngineOptions:
     max_batch: int = 32
     buckets: tuple[int, ...] = ()
     max_waiting: int = 1024
-    prefill_rows: int = 4
+    prefill_rows: int = PREFILL_ROWS
     prefill_calls: int = 2
-    source_multiple: int = 16
+    source_multiple: int = SOURCE_MULTIPLE
     cross_cache_rows: int = 64
     head: Head = Head.full
     head_k: int = 32

@@ -16,7 +16,7 @@ from ..models.t5 import EarlyExitT5
 from ..records import Example
 from .artifact import Artifact
 from .calibrate import calibrate
-from .identity import ModelIdentity
+from .identity import ModelIdentity, independent_of_batch
 from .pvalues import needed_n
 from .risk_table import Decode, Progress
 from .trained import training_rows
@@ -50,13 +50,14 @@ def check_possible(config: CalibrationConfig, model: EarlyExitT5, dtype: str = "
     """Raise ConfigError for what cannot be calibrated here, before anything expensive is done.
 
     Args:
-        dtype: of the decoder's arithmetic. In bf16 an answer can depend on the size of its batch, so that its risk has
-            to be decoded at every size that is served.
+        dtype: of the decoder's arithmetic (calm.calibration.identity). Where an answer can depend on the size of its
+            batch, its risk would have to be decoded at every size that is served.
     """
-    if dtype != "float32":
+    if not independent_of_batch(dtype):
         raise ConfigError(
-            "bf16 certificates, which have to be decoded at every batch size that is served, are not available in this "
-            "version; use precision=fp32"
+            f"in {dtype} an answer depends on the size of its batch, so its risk at one size certifies nothing; use "
+            "precision=fp32, or the native runner, under which it does not: calibration.decoder=engine "
+            "calibration.runner=native"
         )
     if config.head is not Head.full and config.decoder is not DecoderName.engine:
         raise ConfigError(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import sha256_file
-from ..config import Backfill, DecoderName, Head
+from ..config import PREFILL_ROWS, SOURCE_MULTIPLE, Backfill, DecoderName, Head, Weights
 from ..errors import CalibrationError
 from ..records import Example
 
@@ -92,6 +92,35 @@ def hash_files(folder: str | Path, names: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
+NATIVE = "/native"
+
+
+def arithmetic(
+    dtype: str,
+    native: bool = False,
+    weights: Weights = Weights.model,
+    prefill_rows: int = PREFILL_ROWS,
+    source_multiple: int = SOURCE_MULTIPLE,
+) -> str:
+    """What a decode computes with: ``float32``, ``bfloat16``, ``int8 on bfloat16/native/4x16``.
+
+    In fp32 all decoders and runners agree, near-ties aside. Coarser numbers are rounded by each runner in its own way,
+    and the encoder's by the shape of its calls: ``prefill_rows`` sources of a multiple of ``source_multiple`` tokens.
+    """
+    if not native or (dtype == "float32" and weights is Weights.model):
+        return dtype
+    loaded = f"int8 on {dtype}" if weights is Weights.int8 else dtype
+    return f"{loaded}{NATIVE}/{prefill_rows}x{source_multiple}"
+
+
+def independent_of_batch(dtype: str) -> bool:
+    """Whether a row's answer in this arithmetic is the same in batches of any size, so that one risk speaks of all.
+
+    In fp32 up to near-ties; under the native runner to the bit (serve/native). Eager bf16 rounds by the batch's size.
+    """
+    return dtype == "float32" or NATIVE in dtype
+
+
 @dataclass(frozen=True)
 class ModelIdentity:
     """Everything besides the threshold that decides what a row decodes to.
@@ -99,7 +128,7 @@ class ModelIdentity:
     Attributes:
         model: hash of weights, exit classifier and config.json.
         tokenizer: hash of the tokenizer's files.
-        dtype: arithmetic of the decode, such as ``float32``.
+        dtype: arithmetic of the decode, such as ``float32``; see ``arithmetic``.
         head: full, screened or candidates; ``head_k``: words that the last two look at exactly, 0 for full.
         exit_layers: checked layers, ascending.
         num_layers: L.
@@ -156,9 +185,9 @@ class ModelIdentity:
             rule=rule,
         )
 
-    def served_by(self, head: Head, head_k: int) -> "ModelIdentity":
-        """The same model behind another head."""
-        return replace(self, head=head.value, head_k=0 if head is Head.full else head_k)
+    def served_by(self, head: Head, head_k: int, dtype: str | None = None) -> "ModelIdentity":
+        """The same model behind another head, and in another arithmetic unless that is None."""
+        return replace(self, head=head.value, head_k=0 if head is Head.full else head_k, dtype=dtype or self.dtype)
 
     def differences(self, other: "ModelIdentity") -> list[str]:
         """Fields in which the two would decode differently, each with both values."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import calm
 from calm.calibration import ConsistencyLoss, ModelIdentity, load_artifacts
@@ -22,10 +23,12 @@ from calm.config import (
     Measure,
     Precision,
     RowPolicy,
+    RunnerName,
     SplitConfig,
     TrackingConfig,
     TrackingMode,
     TrainConfig,
+    Weights,
 )
 from calm.data import load_corpus
 from calm.errors import CalibrationError, ConfigError
@@ -33,6 +36,7 @@ from calm.models.folder import save
 from calm.tracking import Tracker, read_metrics
 from eval import calibrate
 from serve.engine import Engine
+from serve.native.build import NativeError, library
 from serve.options import RequestOptions
 from train.calibrate import run_calibration
 
@@ -140,6 +144,36 @@ def test_a_candidate_head_is_certified_as_such_and_serves_nothing_else(own_copy:
         Engine(own_copy).generate(["a text"], options)
 
 
+@pytest.mark.parametrize("weights", Weights)
+def test_what_is_served_in_bf16_or_int8_is_certified_so(own_copy: Path, tmp_path: Path, weights: Weights) -> None:
+    """Natively, where no mate and no batch size changes a bit, so that one decode speaks of every batch."""
+    try:
+        library()
+    except NativeError as error:
+        pytest.skip(str(error))
+    shutil.rmtree(own_copy / "calibration")
+    config = calibration_config(
+        own_copy, decoder=DecoderName.engine, runner=RunnerName.native, weights=weights, measures=[Measure.softmax],
+        tolerances=[0.9],
+    )  # fmt: skip
+    assert calibrate.run(replace(config, precision=Precision.bf16), tmp_path) == 0
+    (artifact,) = load_artifacts(own_copy)
+    name = "bfloat16/native/4x16" if weights is Weights.model else "int8 on bfloat16/native/4x16"
+    assert artifact.identity.dtype == name and artifact.threshold_for(0.9) < 1.0
+    options = RequestOptions(tolerance=0.9)
+    for batch in (1, 5):
+        engine = Engine(own_copy, dtype=torch.bfloat16, runner="native", weights=weights, max_batch=batch)
+        assert all(answer.certified for answer in engine.generate(["a text"] * 6, options))
+    others = [
+        (dict(dtype=torch.bfloat16, runner="eager"), "'bfloat16' asked"),
+        (dict(runner="native"), "'float32' asked"),
+        (dict(dtype=torch.bfloat16, runner="native", weights=weights, prefill_rows=2), "native/2x16' asked"),
+    ]
+    for other, asked in others:
+        with pytest.raises(CalibrationError, match=f"dtype: '{name}' here, .*{asked}"):
+            Engine(own_copy, **other).generate(["a text"], options)
+
+
 def test_training_calibrates_with_the_same_result(certified: Path, tmp_path: Path) -> None:
     """The stage of ``python -m train`` on a folder of its own."""
     folder = Path(shutil.copytree(certified / "model", tmp_path / "model"))
@@ -160,7 +194,15 @@ def test_training_calibrates_with_the_same_result(certified: Path, tmp_path: Pat
     [
         ({"head": Head.screened}, "needs (the engine|decoder=engine)"),
         ({"decoder": DecoderName.engine, "backfill": Backfill.copy}, "fills by 'project' only, not by 'copy'"),
-        ({"precision": Precision.bf16}, "bf16 certificates.* are not available .* precision=fp32"),
+        (
+            {"precision": Precision.bf16},
+            "in bfloat16 an answer depends on the size of its batch.* or the native runner",
+        ),
+        (
+            {"precision": Precision.bf16, "decoder": DecoderName.engine, "runner": RunnerName.eager},
+            "an answer depends on the size of its batch",
+        ),
+        ({"weights": Weights.int8}, "weights=int8 needs decoder=engine and its native runner"),
     ],
 )
 def test_what_this_version_lacks_is_one_clear_error(
