@@ -1,6 +1,6 @@
 """Who takes part in a simulation: requests with recorded depths, and what of an engine they meet."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -49,6 +49,7 @@ class Setting:
     Attributes:
         buckets: batch sizes, ascending; the last is the number of slots.
         checked: layers after which confidences are asked.
+        cross_cache_rows, cross_cache_tokens: sources whose cross K/V is kept, and tokens of all of them (None: any).
     """
 
     num_layers: int
@@ -59,6 +60,7 @@ class Setting:
     prefill_calls: int = 2
     source_multiple: int = 16
     cross_cache_rows: int = 64
+    cross_cache_tokens: int | None = None
 
     def bucket(self, rows: int) -> int:
         return bucket_of(self.buckets, rows)
@@ -80,7 +82,7 @@ class SimRow:
     ended: float = 0.0
 
     @property
-    def key(self) -> object:
+    def key(self) -> Hashable:
         return self.number if self.trace.key is None else self.trace.key
 
     @property

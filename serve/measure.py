@@ -20,6 +20,7 @@ from calm.sim_rows import Setting
 
 from .bench import Bench, Readings
 from .exits import MEASURES
+from .prefill import cross_bytes
 from .wave import Machine, Spoken
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 def setting_of(engine: Engine) -> Setting:
     """What a simulation needs to know of an engine."""
-    options = engine.options
+    options, most = engine.options, engine.cross_cache.max_bytes
     return Setting(
         num_layers=engine.model.spec.num_layers,
         buckets=options.ladder,
@@ -38,6 +39,7 @@ def setting_of(engine: Engine) -> Setting:
         prefill_calls=options.prefill_calls,
         source_multiple=options.source_multiple,
         cross_cache_rows=options.cross_cache_rows,
+        cross_cache_tokens=None if most is None else most // cross_bytes(engine.model.spec),
     )
 
 
@@ -87,11 +89,16 @@ def measure(
 
 @torch.inference_mode()
 def measure_check(machine: Machine, measures: frozenset[Measure], repeats: int = 5) -> dict[str, dict[int, float]]:
-    """Entries of one more set of measures; the engine may be in the middle of its work, nobody's slot is touched."""
+    """Entries of one more set of measures; the engine may be in the middle of its work, nobody's slot is touched.
+
+    What it takes of a step is the phase ``measuring``: no part of decoding.
+    """
+    machine.clock("schedule")
     bench, readings = Bench(machine), Readings(machine.clock.now)
     for _ in range(repeats + 1):
         for bucket in machine.buckets:
             bench.check(bucket, measures, readings)
+    machine.clock("measuring")
     return readings.medians()
 
 

@@ -1,13 +1,14 @@
 """From source ids to cross-attention K/V: the encoder once per source, or not at all when it was seen before."""
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from calm.last_used import LastUsed
+from calm.models.base import DecoderSpec
 from calm.rules import padded_length
 
 from .runner import Runner
@@ -22,11 +23,11 @@ def source_key(source: Sequence[int]) -> bytes:
 
 
 class CrossCache:
-    """Cross K/V of the sources used last, at most ``rows`` of them."""
+    """Cross K/V of the sources used last: at most ``rows`` of them, of at most ``max_bytes`` together (None: any)."""
 
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-        self._kept: OrderedDict[bytes, CrossKV] = OrderedDict()
+    def __init__(self, rows: int, max_bytes: int | None = None) -> None:
+        self.max_bytes = max_bytes
+        self._kept: LastUsed[CrossKV] = LastUsed(rows, max_bytes)
         self.hits = 0
         self.misses = 0
 
@@ -36,22 +37,27 @@ class CrossCache:
     def __contains__(self, key: object) -> bool:
         return key in self._kept
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of what is kept."""
+        return self._kept.size
+
     def get(self, key: bytes) -> CrossKV | None:
         found = self._kept.get(key)
         if found is None:
             self.misses += 1
-            return None
-        self.hits += 1
-        self._kept.move_to_end(key)
+        else:
+            self.hits += 1
         return found
 
     def put(self, key: bytes, kv: CrossKV) -> None:
-        if not self._rows:
-            return
-        self._kept[key] = kv
-        self._kept.move_to_end(key)
-        while len(self._kept) > self._rows:
-            self._kept.popitem(last=False)
+        """Keep it; a source that alone is larger than ``max_bytes`` is not kept."""
+        self._kept.put(key, kv, sum(tensor.nbytes for tensor in kv))
+
+
+def cross_bytes(spec: DecoderSpec) -> int:
+    """Bytes of the cross K/V of one token of a source, over all layers."""
+    return 2 * spec.num_layers * spec.num_heads * spec.d_kv * spec.tensors["1.self_k"].element_size()
 
 
 class Prefill:

@@ -1,5 +1,7 @@
 """The simulator by itself: sums that can be done by hand (against the engine: tests/serve/test_cost_engine.py)."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -133,16 +135,38 @@ def test_rows_may_be_placed_without_admission() -> None:
     assert engine.now == 1.0
 
 
-def test_who_picks_the_rule_is_asked_before_every_wave() -> None:
-    asked = []
+class Picky:
+    """``own`` for the first wave, then ``compact``."""
 
-    def pick(rows: int, parked: bool) -> Rule:
-        asked.append((rows, parked))
-        return OWN if len(asked) == 1 else COMPACT
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, bool, frozenset[Measure]]] = []
+        self.seen: list[list[int]] = []
 
-    done = SimEngine(table_of(), SETTING, pick).run([Trace((1, 1)), Trace((3, 3))])
-    assert asked == [(2, False), (2, False)]
+    def rule(self, running: int, parked: bool, measures: Iterable[Measure]) -> Rule:
+        self.asked.append((running, parked, frozenset(measures)))
+        return OWN if len(self.asked) == 1 else COMPACT
+
+    def saw(self, crossings: Iterable[int]) -> None:
+        self.seen.append(list(crossings))
+
+
+def test_who_picks_the_rule_is_asked_before_every_wave_and_told_after_it() -> None:
+    picky, softmax = Picky(), frozenset({Measure.softmax})
+    done = SimEngine(table_of(), SETTING, picky).run([Trace((1, 1), measures=softmax), Trace((3, 3))])
+    assert picky.asked == [(2, False, softmax)] * 2
+    assert picky.seen == [[1, 3], [1, 3]]
     assert [row.executed for row in done.rows] == [[3, 1], [3, 3]]
+    assert [step.rule for step in done.steps] == [BatchRule.own, BatchRule.compact]
+
+
+def test_kept_sources_are_bounded_by_their_tokens() -> None:
+    """Sources of 20 and 16 tokens do not fit into 30, so each of them is encoded whenever it comes again."""
+    table = table_of(encode=1.0)
+    for most, calls in ((None, 2), (40, 2), (30, 4)):
+        setting = replace(SETTING, prefill_rows=1, prefill_calls=9, cross_cache_tokens=most)
+        rows = [Trace((4,), length, arrived=i, key=str(length)) for i, length in enumerate((20, 16, 20, 16))]
+        done = SimEngine(table, setting, OWN).run(rows)
+        assert sum(step.encoder_calls for step in done.steps) == calls, most
 
 
 def test_recorded_rows_become_requests() -> None:

@@ -1,6 +1,6 @@
 """Tiny models, sources and policies of the engine's tests: random T5s whose depth varies by token and by row."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from functools import cache
 from typing import Any
 
@@ -14,6 +14,7 @@ from calm.policies import Confident, Full, Policy, Replay, Static
 from calm.records import Example
 from calm.rules import Rule
 from calm.thresholds import ThresholdSchedule
+from serve.choice import beside_parked
 from serve.engine import Engine
 from serve.model import ServedModel, served
 from tests.scripted import early_exit, examples, random_t5
@@ -42,16 +43,16 @@ def tiny_served(shape: str = "v1.1", seed: int = 1, dtype: torch.dtype = torch.f
 
 
 class Fickle:
-    """Stands for the choice that ``auto`` makes: another row-exact rule for every wave, while nobody is parked."""
+    """Stands for the choice that ``auto`` makes: another row-exact rule for every wave."""
 
     def __init__(self) -> None:
         self._turn = 0
 
     def rule(self, running: int, parked: bool, measures: Iterable[Measure] = ()) -> Rule:
-        self._turn += not parked
-        return Rule(EXACT[self._turn % 3], company=2, max_age=2)
+        self._turn += 1
+        return beside_parked(Rule(EXACT[self._turn % 3], company=2, max_age=2), parked)
 
-    def saw(self, crossings: Iterable[int]) -> None:
+    def saw(self, crossings: Iterable[int], rows: Iterable[Hashable] | None = None) -> None:
         pass
 
 

@@ -9,9 +9,11 @@ from calm.config import BatchRule, Measure
 from calm.cost import CostTable, backfilling
 from calm.policies import Replay
 from calm.rules import Rule
-from calm.sim_rows import Setting
-from serve.choice import PERIOD, TOKENS, WARM, RuleChoice
+from calm.sim_rows import Setting, Trace
+from calm.simulate import SimEngine
+from serve.choice import PERIOD, TOKENS, WARM, RuleChoice, beside_parked
 from serve.engine import Engine
+from serve.measure import setting_of
 from serve.options import EngineOptions
 from tests.serve.models import confident, depths_of, texts, tiny_served, usual
 
@@ -28,6 +30,7 @@ def table_of(layer: Cost, *, pack: float = 0.0, step: float = 0.0, layers: int =
     seconds = {name: dict.fromkeys(LADDER, cost) for name, cost in {**packing, **other, "start": step}.items()}
     seconds |= {name: {bucket: layer(bucket) for bucket in LADDER} for name in ("layer", "layer_gathered")}
     seconds |= {name: {1: 0.0} for name in ("admit", "end", "move", "step", "row")}
+    seconds["encode"] = {16: 0.0}
     return CostTable(seconds)
 
 
@@ -108,12 +111,27 @@ def test_nothing_is_decided_before_enough_was_seen() -> None:
     assert settled(choice_of(BatchRule.auto, table_of(by_rows, step=1.0)), MIXED).name is BatchRule.compact
 
 
-def test_a_rule_never_changes_while_rows_are_parked() -> None:
-    choice = choice_of(BatchRule.auto, table_of(by_rows, step=1.0))
-    for _ in range(3 * WARM):
-        choice.saw(MIXED)
-    assert choice.rule(ROWS, parked=True).name is BatchRule.own
-    assert choice.rule(ROWS, parked=False).name is BatchRule.compact
+def test_rows_that_are_parked_hinder_no_decision() -> None:
+    """Under steady arrivals somebody is always parked."""
+    for rule in (BatchRule.auto, BatchRule.rebatch):
+        choice = choice_of(rule, table_of(by_rows, step=1.0))
+        before = choice.rule(ROWS, parked=True)
+        for _ in range(WARM):
+            choice.saw(MIXED)
+        after = choice.rule(ROWS, parked=True)
+        assert after == choice.rule(ROWS, parked=True) and before.leaves and after.leaves
+        assert after.name is (BatchRule.compact if rule is BatchRule.auto else BatchRule.rebatch)
+        assert choice._due == WARM + PERIOD
+
+
+def test_while_rows_are_parked_compact_stands_in_for_own() -> None:
+    choice = choice_of(BatchRule.auto, table_of(by_rows, pack=100.0))
+    assert settled(choice, MIXED).name is BatchRule.own
+    stand_in = choice.rule(ROWS, parked=True)
+    assert stand_in.name is BatchRule.compact and not stand_in.waits
+    assert choice.rule(ROWS, parked=False).name is BatchRule.own
+    for name in (BatchRule.compact, BatchRule.rebatch):
+        assert beside_parked(Rule(name), parked=True) == Rule(name)
 
 
 def test_decisions_follow_what_was_seen_lately() -> None:
@@ -128,9 +146,24 @@ def test_a_decision_replays_the_rows_that_run_now() -> None:
     for _ in range(WARM):
         choice.saw([1, 4, 2])
     traces = choice._traces(3, frozenset({Measure.state}))
-    assert [trace.depths for trace in traces] == [(1,) * TOKENS, (4,) * TOKENS, (2,) * TOKENS]
+    assert sorted(trace.depths for trace in traces) == [(1,) * TOKENS, (2,) * TOKENS, (4,) * TOKENS]
     assert all(trace.measures == {Measure.state} for trace in traces)
     assert choice.rule(1, parked=False).name is BatchRule.own  # alone there is nothing to choose
+
+
+def test_what_is_replayed_was_done_by_one_row() -> None:
+    """Rows speak in the order in which they left, which is no row's; short rows go on as they did."""
+    choice = choice_of(BatchRule.auto, table_of(by_rows, step=1.0))
+    choice.saw([3], ["old"])
+    for turn in range(TOKENS):
+        said = [("even", 1 + turn % 2), ("odd", 2 - turn % 2), ("deep", 4), *([("new", 3)] if turn > 9 else [])]
+        choice.saw(*zip(*sorted((layer, row) for row, layer in said), strict=True))
+    by_row = {trace.depths for trace in choice._traces(3, frozenset())}
+    assert by_row == {(1, 2) * (TOKENS // 2), (2, 1) * (TOKENS // 2), (4,) * TOKENS}
+    assert {trace.depths for trace in choice._traces(4, frozenset())} == {*by_row, (3,) * TOKENS}
+    assert len(choice._traces(11, frozenset())) == 11
+    choice.saw([1] * 2 * ROWS, range(2 * ROWS))
+    assert len(choice._seen) == 2 * ROWS and "old" not in choice._seen and "deep" not in choice._seen
 
 
 def test_checks_that_the_table_lacks_are_measured_once() -> None:
@@ -154,9 +187,21 @@ def test_a_given_rule_is_a_given_rule(rule: BatchRule) -> None:
 # the engine
 
 
+SOURCES = [*texts(12), *texts(12, seed=8)]
+
+
+def often_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve.choice, "WARM", 1)
+    monkeypatch.setattr(serve.choice, "PERIOD", 6)
+
+
+def never(measures: frozenset[Measure]) -> dict[str, dict[int, float]]:
+    raise AssertionError("nothing is to be measured")
+
+
 def played(rule: BatchRule, table: CostTable | None, **named: object) -> tuple[list, list, Engine]:
     engine = Engine(tiny_served(), rule=rule, max_batch=ROWS, costs=table, poison=True, **named)
-    for number, text in enumerate([*texts(12), *texts(12, seed=8)]):
+    for number, text in enumerate(SOURCES):
         name = f"r{number}"
         engine.add_request(text, name=name, policy=Replay({name: depths_of(number)}), ignore_eos=True)
     answers, records = {}, []
@@ -177,17 +222,34 @@ def test_auto_changes_the_rule_and_never_a_token() -> None:
     assert played(BatchRule.auto, table_of(by_rows, pack=100.0))[1][-1].rule is BatchRule.own
 
 
-def test_auto_and_rebatch_change_nothing_while_rows_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_and_rebatch_decide_while_rows_wait_and_change_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a decision due every few steps, and costs that drive it to and fro."""
-    monkeypatch.setattr(serve.choice, "WARM", 1)
-    monkeypatch.setattr(serve.choice, "PERIOD", 3)
+    often_decided(monkeypatch)
     expected, _, _ = played(BatchRule.own, None)
     answers, records, _ = played(BatchRule.auto, table_of(alike, pack=0.05, step=0.3), max_age=3)
     assert answers == expected
     assert {record.rule for record in records} >= {BatchRule.own, BatchRule.rebatch}
-    for before, after in zip(records, records[1:], strict=False):
-        assert not before.parked or after.rule is before.rule
+    pairs = list(zip(records, records[1:], strict=False))
+    assert any(before.parked and after.rule is not before.rule for before, after in pairs)
+    assert not any(before.parked and after.rule is BatchRule.own for before, after in pairs)
     assert played(BatchRule.rebatch, table_of(alike, step=0.1))[0] == expected
+
+
+@pytest.mark.parametrize("rule", [BatchRule.auto, BatchRule.rebatch], ids=lambda rule: rule.value)
+def test_a_simulation_decides_as_the_engine_does(rule: BatchRule, monkeypatch: pytest.MonkeyPatch) -> None:
+    often_decided(monkeypatch)
+    table = table_of(alike, pack=0.05, step=0.3)
+    _, records, engine = played(rule, table, max_age=3)
+    simulated = SimEngine(table, setting_of(engine), RuleChoice(engine.options, setting_of(engine), table, never))
+    for number, text in enumerate(SOURCES):
+        ids = engine.model.to_ids(text)
+        simulated.add(Trace(depths_of(number), len(ids), key=str(ids)))
+    foretold = []
+    while simulated.has_work:
+        foretold.append(simulated.step())
+    essence = [(step.rule, step.rows, step.layers, step.parked) for step in foretold]
+    assert essence == [(record.rule, record.rows, record.layers, record.parked) for record in records]
+    assert sum(step.parked for step in foretold) and len({step.layers for step in foretold}) > 3
 
 
 def test_the_engine_measures_by_itself_and_once_for_a_model() -> None:
@@ -200,6 +262,8 @@ def test_the_engine_measures_by_itself_and_once_for_a_model() -> None:
     assert engine._choice.table is table and table.at("layer", 4) > 0.0
     assert [answer.tokens for answer in engine.generate([*texts(), *texts()], policy=policy)] == expected * 2
     assert engine.clock.steps > WARM and "check:softmax" in engine._choice.table.seconds
+    measuring = [record.seconds["measuring"] for record in engine.clock.history if "measuring" in record.seconds]
+    assert len(measuring) == 1 and measuring[0] > 0.0  # a phase of its own, of the one step that decided
     Engine(model, rule=BatchRule.rebatch, max_batch=4)
     assert list(model.costs.values()) == [table]
     Engine(model, rule=BatchRule.rebatch, max_batch=4, company=2)

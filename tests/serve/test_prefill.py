@@ -12,8 +12,9 @@ from torch import Tensor
 from calm.config import BatchRule
 from calm.models.t5_adapter import T5Adapter
 from serve.engine import Engine
+from serve.measure import setting_of
 from serve.model import ServedModel
-from serve.prefill import CrossCache, source_key
+from serve.prefill import CrossCache, cross_bytes, source_key
 
 from .models import engine_of, texts, tiny, tiny_served
 
@@ -57,6 +58,32 @@ def test_the_cache_keeps_the_last_used() -> None:
     none = CrossCache(0)
     none.put(b"a", kv)
     assert len(none) == 0
+
+
+def test_the_cache_is_bounded_by_bytes_too() -> None:
+    engine = engine_of(BatchRule.own, max_batch=4)
+    ids = {name: [5 + number] * (3 + number) for number, name in enumerate((b"a", b"b", b"c"))}
+    kv = {name: engine.prefill([source])[0] for name, source in ids.items()}
+    token = cross_bytes(engine.model.spec)
+    assert [sum(tensor.nbytes for tensor in kv[name]) for name in kv] == [3 * token, 4 * token, 5 * token]
+    cache = CrossCache(64, 8 * token)
+    for name, (keys, values) in kv.items():
+        cache.put(name, (keys, values))
+    assert b"a" not in cache and b"b" not in cache and cache.held_bytes == 5 * token  # 4 and 5 are too many together
+    cache.put(b"a", kv[b"a"])
+    assert (len(cache), cache.held_bytes) == (2, 8 * token)
+    cache.put(b"huge", tuple(tensor.repeat(1, 1, 3, 1) for tensor in kv[b"a"]))  # type: ignore[arg-type]
+    assert b"huge" not in cache and len(cache) == 2
+    assert CrossCache(64).max_bytes is None
+
+
+def test_an_engine_whose_cache_is_bounded_by_bytes_is_foretold() -> None:
+    engine = engine_of(BatchRule.own, max_batch=4)
+    engine.cross_cache = CrossCache(64, 9 * cross_bytes(engine.model.spec) + 1)
+    assert setting_of(engine).cross_cache_tokens == 9
+    first = engine.generate([[5] * 6, [6] * 7, [5] * 6])
+    assert engine.cross_cache.held_bytes <= 9 * cross_bytes(engine.model.spec)
+    assert [answer.tokens for answer in engine.generate([[5] * 6])] == [first[0].tokens]
 
 
 def test_without_a_cache_every_source_is_encoded() -> None:
