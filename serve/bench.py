@@ -151,6 +151,7 @@ class Bench:
 
     def waves(self, bucket: int, readings: Readings) -> None:
         """Whole waves: all to the top in place and gathered, and under ``compact`` in two parts and in many."""
+        self.exits.asked = frozenset()
         for gathered in (False, True):
             wave = self.wave(OWN, bucket, gathered=gathered)
             began = self.tape.of("start")[0]

@@ -47,6 +47,12 @@ class Machine:
         """The smallest batch size that holds ``rows``."""
         return bucket_of(self.buckets, rows)
 
+    def bench(self, max_source: int | None = None) -> Any:
+        """What a cost table is measured on."""
+        from .bench import Bench
+
+        return Bench(self, max_source)
+
     @property
     def num_layers(self) -> int:
         return self.runner.spec.num_layers

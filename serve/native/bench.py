@@ -1,7 +1,6 @@
 """What serve.measure times on a native engine: whole waves, read by the step's own clock."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -73,7 +72,9 @@ class NativeBench:
             for i in range(count)
         ]
 
-    def wave(self, rule: Rule, count: int, depth: int, measures: Sequence[Measure] = (), least: float = 2.0) -> Any:
+    def wave(
+        self, rule: Rule, count: int, depth: int, measures: Sequence[Measure] = (), least: float = 2.0
+    ) -> NativeWave:
         """Rows at layer 0 that leave at ``depth``, or where it is 0 once a confidence reaches ``least``."""
         rows = self.rows(count)
         for number, row in enumerate(rows):
@@ -82,10 +83,7 @@ class NativeBench:
             self.exits.measures[row.slot] = MEASURES.index(measures[number % len(measures)]) if measures else -1
             self.exits.run_lengths[row.slot] = 3
         self.tape.begin()
-        wave = NativeWave(self.machine, rule, rows)
-        if not self._taken:
-            wave.share(count)
-        return wave
+        return NativeWave(self.machine, rule, rows)
 
     def waves(self, bucket: int, readings: Readings) -> None:
         """All rows to the top. Nothing is packed or gathered, so who leaves and who joins costs nothing."""

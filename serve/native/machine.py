@@ -3,7 +3,7 @@
 import ctypes
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from .weights import ACTIVATIONS, Packed, address, bias_by_distance
 
 if TYPE_CHECKING:
     from ..model import ServedModel
+    from .bench import NativeBench
 
 HEADS = {Head.full: 0, Head.candidates: 1, Head.screened: 2}
 
@@ -46,6 +47,7 @@ class NativeMachine:
         spec: DecoderSpec = model.spec
         self.spec, self.packed, self.slots, self.exits = spec, packed, slots, exits
         self.record, self.clock = record, clock
+        self.spare: list[Any] = []  # memory of waves that have spoken
         self.num_layers = spec.num_layers
         rows, k = slots.count + 1, min(head_k, spec.vocab_size)
         self.step, self.token = (ctypes.c_int32 * rows)(), (ctypes.c_int32 * rows)()
@@ -116,6 +118,12 @@ class NativeMachine:
     def buckets(self) -> tuple[int, ...]:
         """Sizes that a layer runs at: every one."""
         return tuple(range(1, self.slots.count + 1))
+
+    def bench(self, max_source: int | None = None) -> "NativeBench":
+        """What a cost table is measured on."""
+        from .bench import NativeBench
+
+        return NativeBench(self, max_source)
 
     def bucket(self, rows: int) -> int:
         return rows

@@ -18,6 +18,21 @@ from .machine import NativeMachine
 from .views import ALL_CROSSED, INT, LOCKSTEP, PARKED, PAUSED, PHASES, QUANTILE, WaveView
 
 STOPS = {BatchRule.quantile: QUANTILE, BatchRule.lockstep: LOCKSTEP}
+SAID = ("tokens", "crossing", "emission", "executed", "involuntary")
+
+
+class Memory:
+    """What a wave is told with: a view and its arrays, used by one wave after another."""
+
+    def __init__(self, most: int, num_layers: int) -> None:
+        self.active, self.done = (INT * most)(), (INT * most)()
+        self.said = [(INT * most)() for _ in SAID]
+        self.batch = (INT * num_layers)()
+        self.seconds = (ctypes.c_double * len(PHASES))()
+        arrays: list[Any] = [self.active, self.done, *self.said, self.batch, self.seconds]
+        self.view = WaveView()
+        for name, array in zip(("active", "done", *SAID, "batch", "seconds"), arrays, strict=True):
+            setattr(self.view, name, ctypes.addressof(array))
 
 
 class NativeWave:
@@ -26,28 +41,23 @@ class NativeWave:
     def __init__(self, machine: NativeMachine, rule: Rule, rows: Sequence[Row], bucket: int | None = None) -> None:
         self.machine, self.age = machine, 0
         self.spoken: Spoken | None = None
-        self._by_slot: dict[int, Row] = {}
-        self._make(list(rows))
-        for row in self.rows:
-            machine.step[row.slot] = row.step
-            machine.token[row.slot] = row.next_input
-        machine.start(self._view)
+        step, token = machine.step, machine.token
+        for row in rows:
+            step[row.slot] = len(row.tokens)
+            token[row.slot] = row.next_input
+        self._take(rows)
+        machine.start(self._memory.view)
         machine.clock("start")
 
-    def _make(self, rows: list[Row]) -> None:
-        most = self.machine.slots.count + 1
-        self._by_slot = {row.slot: row for row in rows}
-        self._active = (INT * most)(*self._by_slot)
-        self._done = (INT * most)()
-        self._said = {name: (INT * most)() for name in ("tokens", "crossing", "emission", "executed", "involuntary")}
-        self._batch = (INT * self.machine.num_layers)()
-        self._seconds = (ctypes.c_double * len(PHASES))()
-        self._view = WaveView(active_count=len(rows))
-        for name, array in (("active", self._active), ("done", self._done), ("batch", self._batch)):
-            setattr(self._view, name, ctypes.addressof(array))
-        for name, array in self._said.items():
-            setattr(self._view, name, ctypes.addressof(array))
-        self._view.seconds = ctypes.addressof(self._seconds)
+    def _take(self, rows: Sequence[Row]) -> None:
+        spare = self.machine.spare
+        self._memory = spare.pop() if spare else Memory(self.machine.slots.count + 1, self.machine.num_layers)
+        slots = [row.slot for row in rows]
+        self._by_slot = dict(zip(slots, rows, strict=True))
+        self._active, view = self._memory.active, self._memory.view
+        self._active[: len(slots)] = slots
+        view.active_count, view.done_count, view.layer, view.fallbacks = len(slots), 0, 0, 0
+        self._view = view
 
     @property
     def layer(self) -> int:
@@ -94,23 +104,17 @@ class NativeWave:
         self.machine.climb(self._view)
         self._told()
 
-    def share(self, count: int) -> None:
-        """As many rows in the one slot that this wave has: for what is timed, not read."""
-        for place in range(count):
-            self._active[place] = self._active[0]
-        self._view.active_count = count
-
     def _follow(self, rule: Rule) -> None:
         view = self._view
         view.holds, view.leaves = rule.holds, rule.leaves
         view.stop, view.share = STOPS.get(rule.name, ALL_CROSSED), rule.share
 
     def _told(self) -> None:
-        clock = self.machine.clock
-        clock.layers += [rows for rows in self._batch if rows]
-        clock.spent(dict(zip(PHASES, self._seconds, strict=True)), "packing")
-        ctypes.memset(self._batch, 0, ctypes.sizeof(self._batch))
-        ctypes.memset(self._seconds, 0, ctypes.sizeof(self._seconds))
+        memory, clock = self._memory, self.machine.clock
+        clock.layers += filter(None, memory.batch)
+        clock.spent(dict(zip(PHASES, memory.seconds, strict=True)), "packing")
+        ctypes.memset(memory.batch, 0, ctypes.sizeof(memory.batch))
+        ctypes.memset(memory.seconds, 0, ctypes.sizeof(memory.seconds))
 
     def join(self, other: "NativeWave") -> None:
         """Take in rows that wait at the same layer; the wave is as old as its oldest row."""
@@ -125,7 +129,7 @@ class NativeWave:
         """All rows that are still climbing, as a wave of their own; what is left here only speaks."""
         other = object.__new__(NativeWave)
         other.machine, other.age, other.spoken = self.machine, self.age, None
-        other._make(self.rows)
+        other._take(self.rows)
         other._view.layer = self.layer
         self._view.active_count = 0
         for row in other.rows:
@@ -150,17 +154,18 @@ class NativeWave:
         machine.speak(view)
         self._told()
         machine.clock.fallbacks += view.fallbacks
-        slots = self._done[:count]
+        memory = self._memory
+        slots = memory.done[:count]
         confidences = machine.confidences[slots].tolist() if machine.record else None
-        said = {name: array[:count] for name, array in self._said.items()}
-
+        tokens, crossing, emission, executed, involuntary = (array[:count] for array in memory.said)
+        machine.spare.append(memory)
         self.spoken = Spoken(
             [self._by_slot[slot] for slot in slots],
-            said["tokens"],
-            said["crossing"],
-            said["emission"],
-            said["executed"],
-            [bool(value) for value in said["involuntary"]],
+            tokens,
+            crossing,
+            emission,
+            executed,
+            [bool(value) for value in involuntary],
             partial(machine.states, slots),
             partial(machine.logits, slots),
             confidences,

@@ -18,8 +18,10 @@ from serve.engine import Engine
 from serve.requests import Answer
 from tests.scripted import early_exit, examples, random_t5
 
+from . import models
 from .models import COUPLED, EXACT, LENGTH, VOCABULARY, confident
 
+pytestmark = pytest.mark.usefixtures("each_runner")
 LAYERS, K = 5, 4
 ROWS = examples(VOCABULARY, 7, seed=5)
 CONFIDENT = [
@@ -113,7 +115,9 @@ def test_candidates_follow_the_rule_written_out(policy: Confident) -> None:
     expected = [by_hand(row, policy) for row in ROWS]
     assert len({layer for _, crossing in expected for layer in crossing}) > 1
     for rule in (BatchRule.own, BatchRule.compact):
-        engine = Engine(model(), head=Head.candidates, head_k=K, rule=rule, max_batch=4, poison=True)
+        engine = Engine(
+            model(), runner=models.RUNNER, head=Head.candidates, head_k=K, rule=rule, max_batch=4, poison=True
+        )
         answers = engine.generate([row.source for row in ROWS], policy=policy)
         assert [(a.tokens, a.crossing_layers) for a in answers] == expected
 
@@ -121,7 +125,10 @@ def test_candidates_follow_the_rule_written_out(policy: Confident) -> None:
 def test_candidates_differ_from_the_full_head_somewhere() -> None:
     sources, policy = [row.source for row in ROWS], confident(Measure.softmax, 0.3)
     full, thin = (
-        [(a.tokens, a.crossing_layers) for a in Engine(model(), head=head, head_k=K).generate(sources, policy=policy)]
+        [
+            (a.tokens, a.crossing_layers)
+            for a in Engine(model(), runner=models.RUNNER, head=head, head_k=K).generate(sources, policy=policy)
+        ]
         for head in (Head.full, Head.candidates)
     )
     assert full != thin
@@ -165,13 +172,13 @@ def test_without_exits_no_candidate_is_used(policy: Policy) -> None:
     rows = [row.source for row in ROWS]
     expected = [a.tokens for a in Engine(model()).generate(rows, policy=policy)]
     for rule in (*EXACT, *COUPLED):
-        engine = Engine(model(), head=Head.candidates, head_k=3, rule=rule, max_batch=4)
+        engine = Engine(model(), runner=models.RUNNER, head=Head.candidates, head_k=3, rule=rule, max_batch=4)
         assert [a.tokens for a in engine.generate(rows, policy=policy)] == expected
 
 
 def test_a_row_at_threshold_one_never_uses_candidates_of_its_batch() -> None:
     policies = [confident(Measure.softmax, 0.3 if i % 2 else 1.0) for i in range(len(ROWS))]
-    answers = served_together(Engine(model(), head=Head.candidates, head_k=2), ROWS, policies)
+    answers = served_together(Engine(model(), runner=models.RUNNER, head=Head.candidates, head_k=2), ROWS, policies)
     full = BatchDecoder(model())(ROWS, Full())
     assert [a.tokens for a in answers[::2]] == [trace.tokens for trace in full[::2]]
     assert all(set(a.crossing_layers) == {LAYERS} for a in answers[::2])
@@ -182,6 +189,6 @@ def test_measures_without_a_head_get_the_full_heads_tokens(measure: Measure) -> 
     policy = confident(measure, 0.7 if measure is Measure.state else 0.5)
     traces = BatchDecoder(model())(ROWS, policy)
     assert len({layer for trace in traces for layer in trace.crossing_layers}) > 1
-    engine = Engine(model(), head=Head.candidates, head_k=2, max_batch=4)
+    engine = Engine(model(), runner=models.RUNNER, head=Head.candidates, head_k=2, max_batch=4)
     answers = engine.generate([row.source for row in ROWS], policy=policy)
     assert [(a.tokens, a.crossing_layers) for a in answers] == [(t.tokens, t.crossing_layers) for t in traces]
