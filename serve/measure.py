@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,10 +19,10 @@ from calm.environment import environment
 from calm.errors import ConfigError
 from calm.sim_rows import Setting
 
-from .bench import Bench, Readings
+from .bench import Readings
 from .exits import MEASURES
 from .prefill import cross_bytes
-from .wave import Machine, Spoken
+from .wave import Spoken
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -32,7 +33,7 @@ def setting_of(engine: Engine) -> Setting:
     options, most = engine.options, engine.cross_cache.max_bytes
     return Setting(
         num_layers=engine.model.spec.num_layers,
-        buckets=options.ladder,
+        buckets=engine.machine.buckets,
         checked=frozenset(engine.model.exit_layers),
         max_source=engine.model.max_source,
         prefill_rows=options.prefill_rows,
@@ -68,12 +69,11 @@ def measure(
         measures = [{m} for m in MEASURES if m is not Measure.classifier or engine.model.classifier is not None]
     sets = [frozenset(each) for each in measures]
     encoded = {engine.prefill.padded(length) for length in (lengths or [engine.model.max_source])}
-    bench = Bench(engine.machine, engine.model.max_source)
+    bench = engine.machine.bench(engine.model.max_source)
     readings = Readings(engine.clock.now)
     try:
         for _ in range(repeats + 1):
             for bucket in engine.options.ladder:
-                bench.exits.asked = frozenset()
                 bench.waves(bucket, readings)
                 bench.backfills(bucket, readings)
                 for asked in (frozenset[Measure](), *sets):
@@ -84,22 +84,48 @@ def measure(
             _host(engine, bench, readings)
     finally:
         bench.close()
-    return CostTable(_host_split(readings.medians(), engine.options.ladder), repeats, environment())
+    seconds = _host_split(readings.medians(), engine.options.ladder)
+    return CostTable(between(seconds, engine.machine.buckets), repeats, environment())
 
 
 @torch.inference_mode()
-def measure_check(machine: Machine, measures: frozenset[Measure], repeats: int = 5) -> dict[str, dict[int, float]]:
+def measure_check(machine: Any, measures: frozenset[Measure], repeats: int = 5) -> dict[str, dict[int, float]]:
     """Entries of one more set of measures; the engine may be in the middle of its work, nobody's slot is touched.
 
     What it takes of a step is the phase ``measuring``: no part of decoding.
     """
     machine.clock("schedule")
-    bench, readings = Bench(machine), Readings(machine.clock.now)
-    for _ in range(repeats + 1):
-        for bucket in machine.buckets:
-            bench.check(bucket, measures, readings)
+    ladder = ladder_of(machine.buckets)
+    bench, readings = machine.bench(), Readings(machine.clock.now)
+    try:
+        for _ in range(repeats + 1):
+            for bucket in ladder:
+                bench.check(bucket, measures, readings)
+    finally:
+        bench.close()
     machine.clock("measuring")
-    return readings.medians()
+    return between(readings.medians(), machine.buckets)
+
+
+def ladder_of(buckets: Sequence[int]) -> list[int]:
+    """The sizes that are measured of those that there are: powers of two, and the last."""
+    return [size for size in buckets if size & (size - 1) == 0 or size == buckets[-1]]
+
+
+def between(seconds: dict[str, dict[int, float]], buckets: Sequence[int]) -> dict[str, dict[int, float]]:
+    """With the sizes between two measured ones, on a straight line, for what was measured by size of the batch."""
+    if len(buckets) == len(ladder_of(buckets)):
+        return seconds
+    filled = {}
+    for name, known in seconds.items():
+        filled[name] = dict(known)
+        if name == "encode" or buckets[-1] not in known:
+            continue
+        for low, high in pairwise(sorted(known)):
+            for size in range(low + 1, high):
+                share = (size - low) / (high - low)
+                filled[name][size] = known[low] + share * (known[high] - known[low])
+    return filled
 
 
 def _encode(engine: Engine, length: int, readings: Readings) -> None:
@@ -107,7 +133,7 @@ def _encode(engine: Engine, length: int, readings: Readings) -> None:
     readings.timed("encode", length, lambda: engine.prefill(sources), engine.model.device)
 
 
-def _host(engine: Engine, bench: Bench, readings: Readings) -> None:
+def _host(engine: Engine, bench: Any, readings: Readings) -> None:
     """At the smallest and the largest bucket, on rows that run for as long as that takes."""
     for count in sorted({engine.options.ladder[0], engine.options.ladder[-1]}):
         engine._running = bench.rows(count)
@@ -117,7 +143,7 @@ def _host(engine: Engine, bench: Bench, readings: Readings) -> None:
             engine._running = []
 
 
-def _silent_step(engine: Engine, bench: Bench, count: int) -> None:
+def _silent_step(engine: Engine, bench: Any, count: int) -> None:
     """What the host does for a step in which so many rows speak and none ends."""
     rows = engine._running
     bench.tape.begin()
