@@ -390,6 +390,7 @@ class CalibrationConfig:
     head_k: int = 32  # words that the other heads look at exactly
     runner: RunnerName = RunnerName.auto  # of decoder=engine
     weights: Weights = Weights.model
+    cross_kv: Weights = Weights.model
     batch_size: int = 64
     complete: bool = False  # decode the whole grid, also below the first failure
 
@@ -497,6 +498,7 @@ class Table1Config:
     head_k: int = 32
     runner: RunnerName = RunnerName.auto  # of decoder=engine
     weights: Weights = Weights.model
+    cross_kv: Weights = Weights.model
     batch_size: int = 64
     bootstrap: int = 1000
     device: Device = Device.auto

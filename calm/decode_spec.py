@@ -28,7 +28,7 @@ class DecodeSpec:
     """What a process needs to decode: a model folder and how. ``dtype`` is float32 or bfloat16.
 
     ``make`` makes the decoder of ``decoder=engine``, which calm does not know; ``head``, ``head_k``, ``rule``,
-    ``quantile``, ``runner`` (eager or native) and ``weights`` are the engine's.
+    ``quantile``, ``runner`` (eager or native), ``weights`` and ``cross_kv`` are the engine's.
     """
 
     folder: str
@@ -44,6 +44,7 @@ class DecodeSpec:
     quantile: float = 0.5
     runner: RunnerName = RunnerName.eager
     weights: Weights = Weights.model
+    cross_kv: Weights = Weights.model
     make: "Callable[[EarlyExitT5, DecodeSpec], Decode] | None" = None
 
     def __post_init__(self) -> None:
@@ -58,14 +59,15 @@ class DecodeSpec:
                 f"head={self.head.value} with rule={self.rule.value} needs decoder=engine; "
                 f"decoder={self.decoder.value} has the full head and decodes each row as it is alone"
             )
-        if self.weights is not Weights.model:
-            raise ConfigError(f"weights={self.weights.value} needs decoder=engine and its native runner")
+        for name in ("weights", "cross_kv"):
+            if getattr(self, name) is not Weights.model:
+                raise ConfigError(f"{name}=int8 needs decoder=engine and its native runner")
 
     @property
     def arithmetic(self) -> str:
         """Of the decode, as certificates name it (calm.calibration.identity)."""
         native = self.decoder is DecoderName.engine and self.runner is RunnerName.native
-        return arithmetic(self.dtype, native, self.weights)
+        return arithmetic(self.dtype, native, self.weights, self.cross_kv)
 
     @property
     def rows_per_task(self) -> int:

@@ -85,8 +85,9 @@ def chosen(model: ServedModel, options: EngineOptions) -> RunnerName:
             if name is RunnerName.native:
                 raise
             name = RunnerName.eager
-    if name is RunnerName.eager and options.weights is Weights.int8:
-        raise ConfigError("weights=int8 needs runner=native, and this engine runs eagerly")
+    for what in ("weights", "cross_kv"):
+        if name is RunnerName.eager and getattr(options, what) is Weights.int8:
+            raise ConfigError(f"{what}=int8 needs runner=native, and this engine runs eagerly")
     return name
 
 
@@ -106,7 +107,8 @@ def make_backend(model: ServedModel, options: EngineOptions, clock: Clock) -> Ba
 
 def _arithmetic(model: ServedModel, options: EngineOptions, *, native: bool) -> str:
     dtype = str(model.dtype).removeprefix("torch.")
-    return arithmetic(dtype, native, options.weights, options.prefill_rows, options.source_multiple)
+    cross = options.cross_kv
+    return arithmetic(dtype, native, options.weights, cross, options.prefill_rows, options.source_multiple)
 
 
 def _eager(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clock) -> Backend:
@@ -136,7 +138,15 @@ def _eager(model: ServedModel, options: EngineOptions, exits: Exits, clock: Cloc
 def _native(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clock) -> Backend:
     kind = INT8 if options.weights is Weights.int8 else KINDS[model.dtype]
     packed = model.packed(kind)
-    slots = NativeSlots(model.spec, options.max_batch, model.max_target, model.max_source, kind, options.poison)
+    slots = NativeSlots(
+        model.spec,
+        options.max_batch,
+        model.max_target,
+        model.max_source,
+        kind,
+        options.poison,
+        options.cross_kv is Weights.int8,
+    )
     machine = NativeMachine(
         model, packed, slots, exits, options.head, options.head_k, options.record_confidences, clock
     )

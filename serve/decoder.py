@@ -44,6 +44,7 @@ class EngineDecoder:
             head_k=spec.head_k,
             runner=spec.runner,
             weights=spec.weights,
+            cross_kv=spec.cross_kv,
             record_confidences=spec.record_confidences,
         )
         self._oracle = BatchDecoder(model, batch_size=spec.batch_size)

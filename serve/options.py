@@ -73,6 +73,7 @@ class EngineOptions:
         head: full, candidates (the first check's top ``head_k``) or screened (int8, ``head_k`` rescored exactly).
         runner: native (compiled for this CPU), eager (plain torch), or auto: native where it can be had.
         weights: of the model as it was loaded, or int8 (native runner only).
+        cross_kv: cross-attention K/V in the dtype of the layers' caches, or int8 (native runner only).
         record_confidences: keep them in the traces.
         poison: fill what is freed with NaN, so that a stale read shows (tests).
     """
@@ -92,6 +93,7 @@ class EngineOptions:
     head_k: int = 32
     runner: RunnerName = RunnerName.eager
     weights: Weights = Weights.model
+    cross_kv: Weights = Weights.model
     record_confidences: bool = False
     poison: bool = False
 
@@ -99,7 +101,8 @@ class EngineOptions:
         object.__setattr__(self, "rule", _choice("rule", BatchRule, self.rule))
         object.__setattr__(self, "head", _choice("head", Head, self.head))
         object.__setattr__(self, "runner", _choice("runner", RunnerName, self.runner))
-        object.__setattr__(self, "weights", _choice("weights", Weights, self.weights))
+        for name in ("weights", "cross_kv"):
+            object.__setattr__(self, name, _choice(name, Weights, getattr(self, name)))
         least = {"company": 0, "cross_cache_rows": 0, "head_k": 2}
         for name in ("max_age", "max_batch", "max_waiting", "prefill_rows", "prefill_calls", "source_multiple", *least):
             _whole(name, getattr(self, name))

@@ -99,18 +99,20 @@ def arithmetic(
     dtype: str,
     native: bool = False,
     weights: Weights = Weights.model,
+    cross_kv: Weights = Weights.model,
     prefill_rows: int = PREFILL_ROWS,
     source_multiple: int = SOURCE_MULTIPLE,
 ) -> str:
-    """What a decode computes with: ``float32``, ``bfloat16``, ``int8 on bfloat16/native/4x16``.
+    """What a decode computes with: ``float32``, ``bfloat16``, ``int8 on bfloat16/native/4x16``, ``.../int8 cross``.
 
     In fp32 all decoders and runners agree, near-ties aside. Coarser numbers are rounded by each runner in its own way,
     and the encoder's by the shape of its calls: ``prefill_rows`` sources of a multiple of ``source_multiple`` tokens.
     """
-    if not native or (dtype == "float32" and weights is Weights.model):
+    if not native or (dtype, weights, cross_kv) == ("float32", Weights.model, Weights.model):
         return dtype
     loaded = f"int8 on {dtype}" if weights is Weights.int8 else dtype
-    return f"{loaded}{NATIVE}/{prefill_rows}x{source_multiple}"
+    cross = "/int8 cross" if cross_kv is Weights.int8 else ""
+    return f"{loaded}{NATIVE}/{prefill_rows}x{source_multiple}{cross}"
 
 
 def independent_of_batch(dtype: str) -> bool:

@@ -80,6 +80,28 @@ struct HeadScratch {
     float* mixed;
 };
 
+// Scores become their exponentials relative to the largest; returns their sum. ``bias`` may be null.
+static float soften(float* scores, int count, const float* bias) {
+    const int blocks = groups(count, W);
+    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    vf tops = broadcast(-INFINITY);
+    for (int b = 0; b < blocks; b++) {
+        vf s = load(scores + b * W);
+        if (bias) s += load(bias + b * W);
+        s = choose(lane + broadcast(b * W) < broadcast(count), s, broadcast(-INFINITY));
+        store(scores + b * W, s);
+        tops = larger(s, tops);
+    }
+    const vf top = broadcast(largest(tops));
+    vf total{};
+    for (int b = 0; b < blocks; b++) {
+        const vf e = exponential(load(scores + b * W) - top);
+        store(scores + b * W, e);
+        total += e;
+    }
+    return sum(total);
+}
+
 // out[0..width) = softmax(query . keys + bias) values, over positions 0..count-1. ``bias`` may be null.
 template <class T>
 static void attend(const float* query, const int32_t* keys, const int32_t* values, const HeadShape& shape, int count,
@@ -90,29 +112,122 @@ static void attend(const float* query, const int32_t* keys, const int32_t* value
     for (; b + ABREAST <= blocks; b += ABREAST)
         score_blocks<T, ABREAST>(at.query, keys + (int64_t)b * depth * W, depth, at.scores + b * W);
     for (; b < blocks; b++) score_blocks<T, 1>(at.query, keys + (int64_t)b * depth * W, depth, at.scores + b * W);
-    vf tops = broadcast(-INFINITY);
-    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    for (b = 0; b < blocks; b++) {
-        vf s = load(at.scores + b * W);
-        if (bias) s += load(bias + b * W);
-        s = choose(lane + broadcast(b * W) < broadcast(count), s, broadcast(-INFINITY));
-        store(at.scores + b * W, s);
-        tops = larger(s, tops);
-    }
-    const vf top = broadcast(largest(tops));
-    vf total{};
-    for (b = 0; b < blocks; b++) {
-        vf e = exponential(load(at.scores + b * W) - top);
-        store(at.scores + b * W, e);
-        total += e;
-    }
-    const float scale = 1.0f / sum(total);
+    const float scale = 1.0f / soften(at.scores, count, bias);
     put_lanes<T>(at.shares, at.scores, count);
     const int shares = groups(count, T::PER);
     int v = 0;
     for (; v + ABREAST <= stride / W; v += ABREAST)
         mix_vectors<T, ABREAST>(at.shares, values + v * W, shares, stride, scale, at.mixed + v * W);
     for (; v < stride / W; v++) mix_vectors<T, 1>(at.shares, values + v * W, shares, stride, scale, at.mixed + v * W);
+    std::memcpy(out, at.mixed, (size_t)shape.width * 4);
+}
+
+// Keys and values of one head in int8: a scale for each position's key and for each number of the values.
+struct Coarse {
+    float* key_scale;        // positions
+    int32_t* key_sum;        // positions: 128 times the sum of the key's numbers
+    float* value_scale;      // width
+    static int64_t lanes(const HeadShape& s) { return 2 * (int64_t)whole(s.positions) + whole(s.width); }
+    static Coarse at(int32_t* memory, const HeadShape& s) {
+        return {(float*)memory, memory + whole(s.positions), (float*)memory + 2 * whole(s.positions)};
+    }
+};
+
+static INLINE float step_of(const float* x, int count, int64_t stride) {
+    float top = 0.0f;
+    for (int i = 0; i < count; i++) {
+        const float size = std::fabs(x[i * stride]);
+        if (!(size <= top)) top = size;  // NaN stays
+    }
+    return top == 0.0f ? 1.0f : std::isfinite(top) ? top / 127 : NAN;
+}
+static INLINE int8_t in_steps(float x, float step) {
+    return step == step ? (int8_t)std::nearbyint(x / step) : 0;
+}
+
+// keys, values: positions x width.
+static void put_coarse(int32_t* keys, int32_t* values, const Coarse& c, const HeadShape& shape, const float* key,
+                       const float* value, int count) {
+    const int width = shape.width, depth = shape.depth();
+    for (int t = 0; t < count; t++) {
+        const float step = step_of(key + (int64_t)t * width, width, 1);
+        int32_t* block = keys + (int64_t)(t / W) * depth * W + t % W;
+        int32_t total = 0;
+        for (int d = 0; d < width; d++) {
+            const int8_t q = in_steps(key[(int64_t)t * width + d], step);
+            ((int8_t*)(block + (int64_t)(d / 4) * W))[d % 4] = q;
+            total += q;
+        }
+        c.key_scale[t] = step, c.key_sum[t] = 128 * total;
+    }
+    for (int d = 0; d < width; d++) {
+        const float step = step_of(value + d, count, width);
+        for (int t = 0; t < count; t++)
+            ((int8_t*)(values + (int64_t)(t / 4) * whole(width) + d))[t % 4] =
+                in_steps(value[(int64_t)t * width + d], step);
+        c.value_scale[d] = step;
+    }
+}
+
+template <int BLOCKS>
+static INLINE void coarse_blocks(const int32_t* query, const int32_t* keys, int depth, const Coarse& c, int start,
+                                 float scale, float* scores) {
+    vi sums[BLOCKS];
+    for (int b = 0; b < BLOCKS; b++) sums[b] = vi{};
+    for (int g = 0; g < depth; g++) {
+        const vi q = broadcast(query[g]);
+        for (int b = 0; b < BLOCKS; b++) sums[b] = Int8::dot(q, loadi(keys + ((int64_t)b * depth + g) * W), sums[b]);
+    }
+    for (int b = 0; b < BLOCKS; b++) {
+        const int t = start + b * W;
+        const vf exact = __builtin_convertvector(sums[b] - loadi(c.key_sum + t), vf);
+        store(scores + t, exact * (load(c.key_scale + t) * broadcast(scale)));
+    }
+}
+
+template <int VECTORS>
+static INLINE void coarse_vectors(const int32_t* shares, const int32_t* values, int count, int stride, float* out) {
+    vi sums[VECTORS];
+    for (int v = 0; v < VECTORS; v++) sums[v] = vi{};
+    for (int g = 0; g < count; g++) {
+        const vi share = broadcast(shares[g]);
+        for (int v = 0; v < VECTORS; v++)
+            sums[v] = Int8::dot(share, loadi(values + (int64_t)g * stride + v * W), sums[v]);
+    }
+    for (int v = 0; v < VECTORS; v++) store(out + v * W, __builtin_convertvector(sums[v], vf));
+}
+
+// ``attend`` over int8 keys and values; the query has one scale, and a share of the softmax is one of 255 steps.
+static void attend_coarse(const float* query, const int32_t* keys, const int32_t* values, const Coarse& c,
+                          const HeadShape& shape, int count, const HeadScratch& at, float* out) {
+    const int depth = shape.depth(), blocks = groups(count, W), stride = whole(shape.width);
+    const float step = step_of(query, shape.width, 1);
+    at.query[depth - 1] = (int32_t)0x80808080;
+    for (int d = 0; d < shape.width; d++) ((uint8_t*)at.query)[d] = (uint8_t)(in_steps(query[d], step) + 128);
+    int b = 0;
+    for (; b + ABREAST <= blocks; b += ABREAST)
+        coarse_blocks<ABREAST>(at.query, keys + (int64_t)b * depth * W, depth, c, b * W, step, at.scores);
+    for (; b < blocks; b++) coarse_blocks<1>(at.query, keys + (int64_t)b * depth * W, depth, c, b * W, step, at.scores);
+    const float scale = 1.0f / (255.0f * soften(at.scores, count, nullptr));
+    const int groups_of_four = groups(count, 4);
+    uint8_t* shares = (uint8_t*)at.shares;
+    const vf magic = broadcast(12582912.0f);
+    for (b = 0; b < blocks; b++) {
+        const vf q = multiply_add(load(at.scores + b * W), broadcast(255.0f), magic) - magic;
+        const vi whole_q = __builtin_convertvector(choose(q == q, q, vf{}), vi);
+#if defined(__AVX512F__)
+        const __m128i bytes = _mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)whole_q);
+        std::memcpy(shares + b * W, &bytes, W);
+#else
+        for (int j = 0; j < W; j++) shares[b * W + j] = (uint8_t)whole_q[j];
+#endif
+    }
+    int v = 0;
+    for (; v + ABREAST * W <= stride; v += ABREAST * W)
+        coarse_vectors<ABREAST>(at.shares, values + v, groups_of_four, stride, at.mixed + v);
+    for (; v < stride; v += W) coarse_vectors<1>(at.shares, values + v, groups_of_four, stride, at.mixed + v);
+    for (v = 0; v < stride; v += W)
+        store(at.mixed + v, load(at.mixed + v) * (load(c.value_scale + v) * broadcast(scale)));
     std::memcpy(out, at.mixed, (size_t)shape.width * 4);
 }
 

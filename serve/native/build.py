@@ -121,6 +121,7 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
         "calm_product": (None, [pointer, whole, pointer, pointer, pointer, whole, whole, whole, pointer]),
         "calm_key_lanes": (long, [whole, whole, whole]),
         "calm_value_lanes": (long, [whole, whole, whole]),
+        "calm_coarse_lanes": (long, [whole, whole]),
         "calm_model_bytes": (whole, []),
         "calm_wave_bytes": (whole, []),
         "calm_new": (pointer, [pointer]),

@@ -21,7 +21,7 @@ struct Scratch {
 };
 
 static INLINE HeadShape own_shape(const Model& m) { return {m.positions, m.d_kv, per_lane(m.cache_kind)}; }
-static INLINE HeadShape cross_shape(const Model& m) { return {m.sources, m.d_kv, per_lane(m.cache_kind)}; }
+static INLINE HeadShape cross_shape(const Model& m) { return {m.sources, m.d_kv, per_lane(m.cross_kind)}; }
 static INLINE int64_t head_at(const Model& m, int layer, int slot, int head) {
     return ((int64_t)(layer - 1) * m.slots + slot) * m.heads + head;
 }
@@ -62,15 +62,33 @@ static void write_kv(const Model& m, int layer, int slot, const float* kv) {
     m.cache_kind == FP32 ? write_kv_as<Fp32>(m, layer, slot, kv) : write_kv_as<Bf16>(m, layer, slot, kv);
 }
 
+static HeadScratch scratch_of(const Model& m, Scratch& s, int positions) {
+    const size_t longest = (size_t)whole(positions);
+    Scratch::need(s.scores, longest), Scratch::need(s.mixed_head, whole(m.d_kv));
+    if (s.share_lanes.size() < longest) s.share_lanes.resize(longest);
+    if ((int)s.query_lanes.size() < m.d_kv) s.query_lanes.resize(m.d_kv);
+    return {s.scores.data(), s.query_lanes.data(), s.share_lanes.data(), s.mixed_head.data()};
+}
+
+static void attend_sources_coarsely(const Model& m, Scratch& s, int layer, const int32_t* slots, int count) {
+    const HeadShape shape = cross_shape(m);
+    const HeadScratch at = scratch_of(m, s, shape.positions);
+    for (int i = 0; i < count; i++)
+        for (int h = 0; h < m.heads; h++) {
+            const int64_t place = head_at(m, layer, slots[i], h), where = ((int64_t)i * m.heads + h) * m.d_kv;
+            attend_coarse(s.query.data() + where, m.cross_keys + place * shape.key_lanes(),
+                          m.cross_values + place * shape.value_lanes(),
+                          Coarse::at(m.coarse + place * Coarse::lanes(shape), shape), shape,
+                          m.source_length[slots[i]], at, s.mixed.data() + where);
+        }
+}
+
 template <class T>
 static void attend_rows_as(const Model& m, Scratch& s, int layer, const int32_t* slots, int count, bool cross) {
     const HeadShape shape = cross ? cross_shape(m) : own_shape(m);
     const int32_t *keys = cross ? m.cross_keys : m.keys, *values = cross ? m.cross_values : m.values;
-    const int inner = m.heads * m.d_kv, longest = groups(shape.positions, W) * W;
-    Scratch::need(s.scores, longest), Scratch::need(s.mixed_head, whole(m.d_kv));
-    if ((int)s.share_lanes.size() < longest) s.share_lanes.resize(longest);
-    if ((int)s.query_lanes.size() < m.d_kv) s.query_lanes.resize(m.d_kv);
-    const HeadScratch at{s.scores.data(), s.query_lanes.data(), s.share_lanes.data(), s.mixed_head.data()};
+    const int inner = m.heads * m.d_kv;
+    const HeadScratch at = scratch_of(m, s, shape.positions);
     for (int i = 0; i < count; i++) {
         const int slot = slots[i], step = m.step[slot];
         const int length = cross ? m.source_length[slot] : step + 1;
@@ -84,8 +102,10 @@ static void attend_rows_as(const Model& m, Scratch& s, int layer, const int32_t*
     }
 }
 static void attend_rows(const Model& m, Scratch& s, int layer, const int32_t* slots, int count, bool cross) {
-    m.cache_kind == FP32 ? attend_rows_as<Fp32>(m, s, layer, slots, count, cross)
-                         : attend_rows_as<Bf16>(m, s, layer, slots, count, cross);
+    if (cross && m.cross_kind == INT8) return attend_sources_coarsely(m, s, layer, slots, count);
+    (cross ? m.cross_kind : m.cache_kind) == FP32
+        ? attend_rows_as<Fp32>(m, s, layer, slots, count, cross)
+        : attend_rows_as<Bf16>(m, s, layer, slots, count, cross);
 }
 
 static INLINE vf activated(int activation, vf x) {

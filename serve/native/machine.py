@@ -73,6 +73,7 @@ class NativeMachine:
             vocabulary=spec.vocab_size,
             kind=packed.kind,
             cache_kind=slots.cache_kind,
+            cross_kind=slots.cross_kind,
             activation=ACTIVATIONS[spec.activation],
             gated=spec.gated,
             eps=spec.norm_eps,
@@ -102,7 +103,7 @@ class NativeMachine:
             candidates=address(self._candidates),
             confidences=address(self.confidences),
         )
-        for name in ("keys", "values", "cross_keys", "cross_values", "source_length"):
+        for name in ("keys", "values", "cross_keys", "cross_values", "coarse", "source_length"):
             setattr(view, name, address(getattr(slots, name)))
         for name in ("thresholds", "depths", "measures", "run_lengths"):
             setattr(view, name, address(getattr(exits, name)))

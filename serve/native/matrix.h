@@ -116,7 +116,7 @@ struct Rows {
                 vf q = multiply_add(load(x + k), broadcast(steps), magic) - magic;
                 vi whole_q = __builtin_convertvector(q, vi) + broadcast(128);
 #if defined(__AVX512F__)
-                __m128i bytes = _mm512_cvtepi32_epi8((__m512i)whole_q);
+                __m128i bytes = _mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)whole_q);
                 std::memcpy(to + k, &bytes, W);
 #else
                 for (int j = 0; j < W; j++) to[k + j] = (uint8_t)whole_q[j];

@@ -14,7 +14,7 @@ struct Layer {
 };
 
 struct Model {
-    int32_t layers, heads, d_model, d_kv, d_ff, vocabulary, kind, cache_kind, activation, gated;
+    int32_t layers, heads, d_model, d_kv, d_ff, vocabulary, kind, cache_kind, cross_kind, activation, gated;
     float eps, classifier_bias;
     const Layer* layer;
     Matrix head;
@@ -33,6 +33,7 @@ struct Model {
     // slots: of rows, one after another
     int32_t slots, positions, sources, record;
     int32_t *keys, *values, *cross_keys, *cross_values;  // layers x slots x heads x lanes of a head
+    int32_t* coarse;                                     // the same, of int8 cross K/V: see Coarse
     int32_t* source_length;
     const float* thresholds;     // slots x positions x layers
     const int64_t* depths;       // slots x positions; 0: confidences decide

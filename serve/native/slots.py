@@ -11,7 +11,7 @@ from calm.models.base import DecoderSpec
 
 from ..slots import SlotError
 from .build import library
-from .views import BF16, FP32
+from .views import BF16, FP32, INT8
 from .weights import address
 
 POISON = -1  # all bits set: NaN in fp32 and in bf16
@@ -22,16 +22,25 @@ class NativeSlots:
 
     Attributes:
         keys, values, cross_keys, cross_values: lanes of 32 bits, (L, count + 1, H, lanes of a head).
+        coarse: scales of int8 cross K/V, (L, count + 1, H, lanes); without lanes where there is none.
         source_length: (count + 1,) tokens of the source in each slot.
     """
 
     neighbours = False
 
     def __init__(
-        self, spec: DecoderSpec, count: int, max_target: int, max_source: int, kind: int, poison: bool = False
+        self,
+        spec: DecoderSpec,
+        count: int,
+        max_target: int,
+        max_source: int,
+        kind: int,
+        poison: bool = False,
+        int8_cross: bool = False,
     ) -> None:
         self.count, self.max_target, self.max_source = count, max_target, max_source
         self.cache_kind = FP32 if kind == FP32 else BF16
+        self.cross_kind = INT8 if int8_cross else self.cache_kind
         self._poison, self._engine = poison, 0
         functions, rows = library(), (spec.num_layers, count + 1, spec.num_heads)
 
@@ -40,8 +49,9 @@ class NativeSlots:
 
         self.keys = room(functions.calm_key_lanes(max_target, spec.d_kv, self.cache_kind))
         self.values = room(functions.calm_value_lanes(max_target, spec.d_kv, self.cache_kind))
-        self.cross_keys = room(functions.calm_key_lanes(max_source, spec.d_kv, self.cache_kind))
-        self.cross_values = room(functions.calm_value_lanes(max_source, spec.d_kv, self.cache_kind))
+        self.cross_keys = room(functions.calm_key_lanes(max_source, spec.d_kv, self.cross_kind))
+        self.cross_values = room(functions.calm_value_lanes(max_source, spec.d_kv, self.cross_kind))
+        self.coarse = room(functions.calm_coarse_lanes(max_source, spec.d_kv) if int8_cross else 0)
         self.source_length = torch.zeros(count + 1, dtype=torch.int32)
         self.source_length[count] = 1  # of the slot that is nobody's
         self._taken: set[int] = set()

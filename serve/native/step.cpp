@@ -137,6 +137,19 @@ static void put_source_as(const Model& m, int slot, const float* keys, const flo
     m.source_length[slot] = length;
 }
 
+static void put_source_coarsely(const Model& m, int slot, const float* keys, const float* values, int length) {
+    const HeadShape shape = cross_shape(m);
+    for (int layer = 1; layer <= m.layers; layer++)
+        for (int h = 0; h < m.heads; h++) {
+            const int64_t from = ((int64_t)(layer - 1) * m.heads + h) * length * m.d_kv;
+            const int64_t at = head_at(m, layer, slot, h);
+            put_coarse(m.cross_keys + at * shape.key_lanes(), m.cross_values + at * shape.value_lanes(),
+                       Coarse::at(m.coarse + at * Coarse::lanes(shape), shape), shape, keys + from, values + from,
+                       length);
+        }
+    m.source_length[slot] = length;
+}
+
 // Every number of a slot's K/V becomes ``lane``.
 static void fill(const Model& m, int slot, int32_t lane) {
     const HeadShape own = own_shape(m), cross = cross_shape(m);
@@ -146,6 +159,7 @@ static void fill(const Model& m, int slot, int32_t lane) {
         std::fill_n(m.values + at * own.value_lanes(), m.heads * own.value_lanes(), lane);
         std::fill_n(m.cross_keys + at * cross.key_lanes(), m.heads * cross.key_lanes(), lane);
         std::fill_n(m.cross_values + at * cross.value_lanes(), m.heads * cross.value_lanes(), lane);
+        if (m.coarse) std::fill_n(m.coarse + at * Coarse::lanes(cross), m.heads * Coarse::lanes(cross), lane);
     }
 }
 
@@ -179,6 +193,10 @@ int64_t calm_value_lanes(int32_t positions, int32_t width, int32_t kind) {
     return HeadShape{positions, width, per_lane(kind)}.value_lanes();
 }
 
+int64_t calm_coarse_lanes(int32_t positions, int32_t width) {
+    return Coarse::lanes(HeadShape{positions, width, 4});
+}
+
 int32_t calm_model_bytes() { return sizeof(Model); }
 int32_t calm_wave_bytes() { return sizeof(Wave); }
 
@@ -186,7 +204,8 @@ Engine* calm_new(const Model* model) { return new Engine{*model, {}, {}}; }
 void calm_free(Engine* engine) { delete engine; }
 
 void calm_put_source(Engine* e, int32_t slot, const float* keys, const float* values, int32_t length) {
-    e->m.cache_kind == FP32 ? put_source_as<Fp32>(e->m, slot, keys, values, length)
+    if (e->m.cross_kind == INT8) return put_source_coarsely(e->m, slot, keys, values, length);
+    e->m.cross_kind == FP32 ? put_source_as<Fp32>(e->m, slot, keys, values, length)
                             : put_source_as<Bf16>(e->m, slot, keys, values, length);
 }
 void calm_fill(Engine* e, int32_t slot, int32_t lane) { fill(e->m, slot, lane); }

@@ -24,7 +24,7 @@ class LayerView(ctypes.Structure):
 class ModelView(ctypes.Structure):
     _fields_ = [
         *((name, INT) for name in ("layers", "heads", "d_model", "d_kv", "d_ff", "vocabulary")),
-        *((name, INT) for name in ("kind", "cache_kind", "activation", "gated")),
+        *((name, INT) for name in ("kind", "cache_kind", "cross_kind", "activation", "gated")),
         ("eps", REAL),
         ("classifier_bias", REAL),
         ("layer", POINTER),
@@ -35,7 +35,7 @@ class ModelView(ctypes.Structure):
         ("screen", MatrixView),
         *((name, POINTER) for name in ("doubt", "bias", "classifier", "checked")),
         *((name, INT) for name in ("slots", "positions", "sources", "record")),
-        *((name, POINTER) for name in ("keys", "values", "cross_keys", "cross_values", "source_length")),
+        *((name, POINTER) for name in ("keys", "values", "cross_keys", "cross_values", "coarse", "source_length")),
         *((name, POINTER) for name in ("thresholds", "depths", "measures", "run_lengths")),
         *((name, POINTER) for name in ("hidden", "previous", "step", "token", "crossing", "crossed", "argmax", "run")),
         *((name, POINTER) for name in ("candidates", "confidences")),

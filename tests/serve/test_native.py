@@ -29,6 +29,7 @@ from .conftest import need_native
 from .models import EXACT, VOCABULARY, confident, engine_of, rows, texts, tiny, tiny_served, usual
 
 KINDS = {"fp32": FP32, "bf16": BF16, "int8": INT8}
+ARITHMETICS = [*KINDS, "int8-cross"]  # the last one with int8 cross-attention K/V too
 POLICY = confident(Measure.softmax, usual(Measure.softmax, below=0.4), Schedule.decaying)
 
 
@@ -39,8 +40,10 @@ def native() -> None:
 
 def native_engine(arithmetic: str = "fp32", rule: BatchRule = BatchRule.compact, **options: Any) -> Engine:
     model = tiny_served(dtype=torch.float32 if arithmetic == "fp32" else torch.bfloat16)
-    weights = Weights.int8 if arithmetic == "int8" else Weights.model
-    return engine_of(rule, model, runner=RunnerName.native, weights=weights, **options)
+    weights = Weights.int8 if arithmetic.startswith("int8") else Weights.model
+    cross_kv = Weights.int8 if arithmetic == "int8-cross" else Weights.model
+    options = {"weights": weights, "cross_kv": cross_kv, **options}
+    return engine_of(rule, model, runner=RunnerName.native, **options)
 
 
 # products
@@ -170,7 +173,7 @@ def said(engine: Engine, numbers: list[int]) -> dict[int, tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("rule", [BatchRule.own, BatchRule.compact, BatchRule.rebatch], ids=lambda rule: rule.value)
-@pytest.mark.parametrize("arithmetic", KINDS)
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
 def test_a_row_is_the_same_to_the_bit_in_any_batch(arithmetic: str, rule: BatchRule) -> None:
     """Across batch sizes too: that is more than buckets of torch promise, and what certificates in bf16 stand on."""
     right = alone(arithmetic)
@@ -182,12 +185,31 @@ def test_a_row_is_the_same_to_the_bit_in_any_batch(arithmetic: str, rule: BatchR
     assert len(depths) >= 3
 
 
-@pytest.mark.parametrize(("arithmetic", "share"), [("bf16", 0.7), ("int8", 0.5)])
+@pytest.mark.parametrize(("arithmetic", "share"), [("bf16", 0.7), ("int8", 0.5), ("int8-cross", 0.5)])
 def test_coarse_arithmetic_stays_near_fp32(arithmetic: str, share: float) -> None:
     """At full depth most first tokens of a random model, whose logits lie close, stay what they are."""
     right = [trace.tokens[0] for trace in OneDecoder(tiny())(list(rows()), confident(Measure.softmax, 1.0))]
     answers = native_engine(arithmetic).generate(texts())
     assert sum(answer.tokens[0] == token for answer, token in zip(answers, right, strict=True)) >= share * len(right)
+
+
+def test_int8_sources_are_attended_as_their_numbers_say() -> None:
+    """First states over int8 and over fp32 cross K/V lie close, those of other sources far off."""
+    states = {}
+    for name, cross_kv in (("fp32", Weights.model), ("int8", Weights.int8)):
+        engine, seen = native_engine(cross_kv=cross_kv, max_batch=1), []
+        take = engine._take
+
+        def shown(spoken: Any, seen: list[Tensor] = seen, take: Any = take) -> Any:
+            seen.append(spoken.states())
+            return take(spoken)
+
+        engine._take = shown  # type: ignore[method-assign]
+        engine.generate(texts(6), max_tokens=1)
+        states[name] = torch.cat(seen)
+    gap = (states["int8"] - states["fp32"]).norm(dim=1) / states["fp32"].norm(dim=1)
+    apart = (states["fp32"] - states["fp32"].roll(1, 0)).norm(dim=1) / states["fp32"].norm(dim=1)
+    assert 0.0 < gap.median() < 0.02 and gap.max() < 0.2 < apart.median()
 
 
 def test_a_replay_asks_the_measure_and_discards_its_answer() -> None:
