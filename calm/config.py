@@ -606,6 +606,7 @@ class PeersConfig:
     rules: list[BatchRule] = field(default_factory=lambda: [BatchRule.own, BatchRule.compact])
     traces: list[TraceKind] = field(default_factory=lambda: [TraceKind.tight, TraceKind.wide])
     runner: RunnerName = RunnerName.native
+    cross_kv: Weights = Weights.model  # of ours in int8: cross-attention K/V in bf16, or int8
     few: int = 8  # tokens; a decode step is what the tokens from few to many take
     many: int = 40
     repeats: int = 7

@@ -87,3 +87,28 @@ def _at(table: Any, *keys: str) -> Any:
     for key in keys:
         table = (table or {}).get(key)
     return table
+
+
+@dataclass(frozen=True)
+class PaperBar:
+    """A bar of the framework paper's Figures 1 and 2.
+
+    Attributes:
+        tokens_per_s: None where the paper says no number.
+        inner_token_latency_s: time between tokens as the paper defines it.
+        printed: what stands there for tokens_per_s, where that is a misprint.
+    """
+
+    tokens_per_s: float | None
+    inner_token_latency_s: float
+    printed: float | None = None
+
+    @property
+    def concurrency(self) -> float | None:
+        """Sequences that decoded at once, by Little's law."""
+        return None if self.tokens_per_s is None else self.tokens_per_s * self.inner_token_latency_s
+
+
+def figure_bars(model: str) -> dict[str, PaperBar]:
+    """Figures 1 and 2 of arXiv 2407.20272 by row (full, softmax, state, classifier); empty for another model."""
+    return {row: PaperBar(**values) for row, values in (_at(_tables()["figures"], model) or {}).items()}

@@ -49,6 +49,8 @@ class Setting:
     Attributes:
         buckets: batch sizes, ascending; the last is the number of slots.
         checked: layers after which confidences are asked.
+        packed: rows are packed into buckets and backfilled from the lowest exit; else a layer runs on the rows that it
+            has and fills in only those that need it (the native runner).
         cross_cache_rows, cross_cache_tokens: sources whose cross K/V is kept, and tokens of all of them (None: any).
     """
 
@@ -61,6 +63,7 @@ class Setting:
     source_multiple: int = 16
     cross_cache_rows: int = 64
     cross_cache_tokens: int | None = None
+    packed: bool = True
 
     def bucket(self, rows: int) -> int:
         return bucket_of(self.buckets, rows)

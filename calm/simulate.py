@@ -128,9 +128,13 @@ class SimWave:
         early = all(row.asks_head and row.depth <= self.layer and emission < last for row, emission, _ in self.spoken)
         pay("head", "early_head" if early else "head", self.bucket)
         pay("read", "read", self.bucket)
-        above = min(executed for _, _, executed in self.spoken)
-        if above < last:
-            pay("backfill", backfilling(last - above), self.bucket)
+        ends = [executed for _, _, executed in self.spoken]
+        if self.engine.setting.packed:
+            if min(ends) < last:
+                pay("backfill", backfilling(last - min(ends)), self.bucket)
+            return
+        for layer in range(min(ends) + 1, last + 1):
+            pay("backfill", backfilling(1), sum(end < layer for end in ends))
 
 
 @dataclass(frozen=True)
@@ -281,6 +285,8 @@ class SimEngine:
             wave = SimWave(self, rule, fresh)
         else:
             self.parked.remove(wave)
+            if "resume" in self.table.seconds:
+                self.pay("start", "resume", wave.size)
         climb(wave, rule, self.setting.num_layers, self.parked, patient)
         assert isinstance(wave, SimWave)
         return wave

@@ -86,7 +86,7 @@ class Engine:
         self.clock = Clock()
         backend = make_backend(self.model, options, self.clock)
         self.slots, self.runner, self.machine = backend.slots, backend.runner, backend.machine
-        self._exits, self._new_wave = backend.exits, backend.wave
+        self._exits, self._new_wave, self._runner_name = backend.exits, backend.wave, backend.name
         self.prefill = Prefill(
             self.model.encode, self.runner, options.prefill_rows, options.source_multiple, self.model.device
         )
@@ -182,7 +182,7 @@ class Engine:
         if self._running:
             rule = self._choice.rule(rows, bool(self._parked), [measure for measure, _ in self._exits.present])
             spoken = self._wave(rule)
-            self._choice.saw(spoken.crossing)
+            self._choice.saw(spoken.crossing, [row.id for row in spoken.rows])
             said = self._take(spoken)
         parked = sum(wave.size for wave in self._parked)
         answers = self._answers()
@@ -417,7 +417,9 @@ class Engine:
 
     def _measured(self) -> CostTable:
         """The cost table of this engine; a model keeps those that were measured for it."""
-        shape = (self.options.ladder, self.options.head, self.options.head_k)
+        options = self.options
+        arithmetic = (self._runner_name, options.weights, options.cross_kv)
+        shape = (options.ladder, options.head, options.head_k, *arithmetic)
         if shape not in self.model.costs:
             self.model.costs[shape] = measure(self, 3, measures=())
         return self.model.costs[shape]

@@ -34,6 +34,7 @@ def setting_of(engine: Engine) -> Setting:
     return Setting(
         num_layers=engine.model.spec.num_layers,
         buckets=engine.machine.buckets,
+        packed=engine.slots.neighbours,
         checked=frozenset(engine.model.exit_layers),
         max_source=engine.model.max_source,
         prefill_rows=options.prefill_rows,
@@ -69,7 +70,8 @@ def measure(
         measures = [{m} for m in MEASURES if m is not Measure.classifier or engine.model.classifier is not None]
     sets = [frozenset(each) for each in measures]
     encoded = {engine.prefill.padded(length) for length in (lengths or [engine.model.max_source])}
-    bench = engine.machine.bench(engine.model.max_source)
+    longest = max(lengths) if lengths else engine.model.max_source
+    bench = engine.machine.bench(longest)
     readings = Readings(engine.clock.now)
     try:
         for _ in range(repeats + 1):
@@ -125,6 +127,7 @@ def between(seconds: dict[str, dict[int, float]], buckets: Sequence[int]) -> dic
             for size in range(low + 1, high):
                 share = (size - low) / (high - low)
                 filled[name][size] = known[low] + share * (known[high] - known[low])
+        filled[name] = dict(sorted(filled[name].items()))
     return filled
 
 

@@ -91,7 +91,7 @@ class EngineOptions:
     cross_cache_rows: int = 64
     head: Head = Head.full
     head_k: int = 32
-    runner: RunnerName = RunnerName.eager
+    runner: RunnerName = RunnerName.auto
     weights: Weights = Weights.model
     cross_kv: Weights = Weights.model
     record_confidences: bool = False

@@ -98,8 +98,29 @@ class NativeBench:
         readings.add("start", bucket, began + sum(self.tape.of("packing")))
         readings.add("head", bucket, sum(self.tape.of("head")))
         readings.add("read", bucket, sum(self.tape.of("read")))
-        for name in ("pack", "join", "merge", "part", "stay"):
+        for name in ("pack", "merge", "part", "stay"):
             readings.add(name, bucket, 0.0)
+        self.joined(bucket, readings)
+
+    def joined(self, bucket: int, readings: Readings) -> None:
+        """What it takes to stop at a layer, take other rows in and go on, or to park them and come back: the host's own."""
+        if bucket == 1 or self.num_layers == 1 or not self._taken:
+            readings.add("join", bucket, 0.0)
+            readings.add("resume", bucket, 0.0)
+            return
+        rows = self.rows(bucket)
+        both = [NativeWave(self.machine, COMPACT, part) for part in (rows[: bucket // 2], rows[bucket // 2 :])]
+        for wave in both:
+            wave.pause(COMPACT, 1)
+        self.tape.begin()
+        both[0].join(both[1])
+        both[0].pause(COMPACT, 2)
+        readings.add("join", bucket, sum(self.tape.of("packing")))
+        self.tape.begin()
+        parked = both[0].part()
+        self.tape("packing")
+        parked.climb(COMPACT, [])
+        readings.add("resume", bucket, sum(self.tape.of("packing")))
 
     def backfills(self, bucket: int, readings: Readings) -> None:
         """Of every number of layers, each at the end of a wave that went no higher: as a step leaves the caches."""

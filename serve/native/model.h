@@ -60,6 +60,7 @@ struct Wave {
     int32_t* batch;   // rows that layer l ran on
     double* seconds;  // by Phase
     int32_t fallbacks;
+    int32_t cpu_time;  // seconds are those that this thread was running
 };
 
 enum Stop : int32_t { ALL_CROSSED = 0, QUANTILE = 1, LOCKSTEP = 2 };

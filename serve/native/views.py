@@ -51,4 +51,5 @@ class WaveView(ctypes.Structure):
         *((name, POINTER) for name in ("active", "done", "tokens", "crossing", "emission", "executed", "involuntary")),
         *((name, POINTER) for name in ("batch", "seconds")),
         ("fallbacks", INT),
+        ("cpu_time", INT),
     ]

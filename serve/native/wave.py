@@ -5,6 +5,7 @@ either: a layer runs on as many rows as there are.
 """
 
 import ctypes
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -107,6 +108,7 @@ class NativeWave:
     def _follow(self, rule: Rule) -> None:
         view = self._view
         view.holds, view.leaves = rule.holds, rule.leaves
+        view.cpu_time = self.machine.clock.now is time.thread_time
         view.stop, view.share = STOPS.get(rule.name, ALL_CROSSED), rule.share
 
     def _told(self) -> None:

@@ -7,10 +7,11 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calm.config import BatchRule, Measure
+from calm.config import BatchRule, Measure, RunnerName
 from calm.cost import CostTable, backfilling, checking
 from calm.errors import ConfigError
 from calm.models.settings import EarlyExitSettings
@@ -24,8 +25,10 @@ from serve.engine import Engine
 from serve.measure import measure, measure_check, setting_of
 from serve.model import ServedModel, served
 from tests.scripted import id_tokenizer, random_t5
+from tests.serve import models
 from tests.serve.models import LENGTH, confident, texts, tiny_served, usual
 
+pytestmark = pytest.mark.usefixtures("each_runner")
 RULES = {
     "own": Rule(BatchRule.own),
     "compact": Rule(BatchRule.compact),
@@ -48,7 +51,7 @@ class Free(CostTable):
 def engine_for(rule: Rule, max_batch: int, **named: object) -> Engine:
     return Engine(
         tiny_served(), rule=rule.name, quantile=rule.share, company=rule.company, max_age=rule.max_age,
-        max_batch=max_batch, **named,
+        max_batch=max_batch, runner=models.RUNNER, **named,
     )  # fmt: skip
 
 
@@ -118,7 +121,7 @@ def test_simulator_and_engine_run_the_same_layers(
 def test_recorded_crossings_foretell_the_work_of_confident_rows() -> None:
     """What rows did alone under a threshold says which layers run when they are served together."""
     policy = confident(Measure.softmax, usual(Measure.softmax))
-    alone = Engine(tiny_served(), max_batch=1).generate(texts(), policy=policy)
+    alone = Engine(tiny_served(), max_batch=1, runner=models.RUNNER).generate(texts(), policy=policy)
     assert len({layer for answer in alone for layer in answer.crossing_layers}) >= 3
     for rule in (RULES["own"], RULES["compact"], RULES["rebatch"]):
         engine = engine_for(rule, 5)
@@ -137,18 +140,16 @@ def test_recorded_crossings_foretell_the_work_of_confident_rows() -> None:
 # the table of a machine
 
 
-@pytest.fixture(scope="module")
-def table() -> CostTable:
-    return measure(Engine(tiny_served(), max_batch=5), repeats=2, measures=[{Measure.softmax}], lengths=[3, 16])
-
-
-def test_a_table_has_every_entry_that_a_simulation_asks(table: CostTable) -> None:
+def test_a_table_has_every_entry_that_a_simulation_asks(each_runner: RunnerName) -> None:
+    engine = Engine(tiny_served(), max_batch=5, runner=each_runner)
+    table = measure(engine, repeats=2, measures=[{Measure.softmax}], lengths=[3, 16])
+    sizes = [1, 2, 4, 5] if each_runner is RunnerName.eager else [1, 2, 3, 4, 5]  # the native runner has no buckets
     by_bucket = ["start", "layer", "layer_gathered", "pack", "merge", "part", "head", "read", "stay"]
     by_bucket += [checking(()), checking([Measure.softmax]), checking([Measure.softmax], first=True)]
     by_bucket += [backfilling(layers) for layers in (1, 2, 3)]
     for name in by_bucket:
-        assert list(table.seconds[name]) == [1, 2, 4, 5], name
-    assert list(table.seconds["join"]) == [2, 4, 5]
+        assert list(table.seconds[name]) == sizes, name
+    assert set(table.seconds["join"]) >= set(sizes[1:])
     assert list(table.seconds["encode"]) == [16]  # both lengths are padded to it
     for name in ("admit", "end", "move", "row", "step"):
         assert table.at(name) >= 0.0
@@ -158,18 +159,20 @@ def test_a_table_has_every_entry_that_a_simulation_asks(table: CostTable) -> Non
 
 def test_measuring_leaves_the_engine_as_it_was() -> None:
     policy = confident(Measure.softmax, usual(Measure.softmax))
-    engine = Engine(tiny_served(), rule=BatchRule.rebatch, company=2, max_batch=4, poison=True)
+    engine = Engine(tiny_served(), rule=BatchRule.rebatch, company=2, max_batch=4, poison=True, runner=models.RUNNER)
     expected = [answer.tokens for answer in engine.generate(texts(), policy=policy)]
     exits, steps = engine.machine.exits, engine.clock.steps
     measure(engine, repeats=1)
     assert engine.slots.free == 4 and not engine.has_work and engine.clock.steps == steps
-    assert bool(engine.slots.keys[:, :4].isnan().all()) and not exits.present  # what is freed is spoiled
+    assert (
+        bool(engine.slots.keys[:, :4].contiguous().view(torch.float32).isnan().all()) and not exits.present
+    )  # what is freed is spoiled
     assert bool((exits.thresholds == float("inf")).all()) and not exits.depths.any()
     assert [answer.tokens for answer in engine.generate(texts(), policy=policy)] == expected
 
 
 def test_a_busy_engine_is_not_measured_but_a_check_is() -> None:
-    engine, undisturbed = (Engine(tiny_served(), max_batch=4, poison=True) for _ in range(2))
+    engine, undisturbed = (Engine(tiny_served(), max_batch=4, poison=True, runner=models.RUNNER) for _ in range(2))
     policy = confident(Measure.state, usual(Measure.state))
     for each in (engine, undisturbed):
         for text in texts(4):
@@ -178,7 +181,9 @@ def test_a_busy_engine_is_not_measured_but_a_check_is() -> None:
     with pytest.raises(ConfigError, match="idle engine"):
         measure(engine)
     found = measure_check(engine.machine, frozenset({Measure.state, Measure.softmax}), repeats=1)
-    assert list(found["check:softmax+state"]) == list(found["first_check:softmax+state"]) == [1, 2, 4]
+    assert (
+        list(found["check:softmax+state"]) == list(found["first_check:softmax+state"]) == list(engine.machine.buckets)
+    )
     while engine.has_work:
         assert engine.step().tokens == undisturbed.step().tokens
     with pytest.raises(ConfigError, match="repeats"):
@@ -189,9 +194,10 @@ def test_a_busy_engine_is_not_measured_but_a_check_is() -> None:
 
 
 @cache
-def demo_sized() -> ServedModel:
-    """A random model of the shape of conf/model/tiny.yaml."""
-    hf = random_t5(seed=3, tied=True, vocabulary=400, d_model=128, heads=4, encoder_layers=1, decoder_layers=8)
+def demo_sized(times: int = 1) -> ServedModel:
+    """A random model of the shape of conf/model/tiny.yaml, or so many times as wide."""
+    width = 128 * times
+    hf = random_t5(seed=3, tied=True, vocabulary=400, d_model=width, heads=4, encoder_layers=1, decoder_layers=8)
     settings = EarlyExitSettings(
         exit_layers=list(range(1, 8)), max_source_tokens=64, max_target_tokens=64, has_classifier=False
     )
@@ -218,12 +224,13 @@ def decoding(records: list[Any]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [rule.value for rule in BatchRule if rule is not BatchRule.auto])
-def test_predicted_decode_time_is_within_a_tenth(name: str) -> None:
+def test_predicted_decode_time_is_within_a_tenth(name: str, each_runner: RunnerName) -> None:
     """Table, run, table, run, ...: the median of the ratios."""
+    wide = 1 if each_runner is RunnerName.eager else 3  # the native runner is through a tiny model in no time
     rule = Rule(BatchRule(name), share=0.7, company=4, max_age=4)
     engine = Engine(
-        demo_sized(), rule=rule.name, quantile=rule.share, company=rule.company, max_age=rule.max_age, max_batch=8,
-        cross_cache_rows=0,
+        demo_sized(wide), rule=rule.name, quantile=rule.share, company=rule.company, max_age=rule.max_age, max_batch=8,
+        cross_cache_rows=0, runner=models.RUNNER,
     )  # fmt: skip
     engine.clock.now = time.thread_time
     draw = random.Random(0)
@@ -246,7 +253,7 @@ def test_predicted_decode_time_is_within_a_tenth(name: str) -> None:
 @pytest.mark.parametrize("rule", [BatchRule.own, BatchRule.compact], ids=lambda rule: rule.value)
 def test_a_step_is_spent_in_the_runner(rule: BatchRule) -> None:
     """32 rows that come and go. What would make the share smaller is left out: confidences and the encoder."""
-    engine = Engine(demo_sized(), rule=rule, max_batch=32, cross_cache_rows=0)
+    engine = Engine(demo_sized(), rule=rule, max_batch=32, cross_cache_rows=0, runner=RunnerName.eager)
     engine.clock.now = time.thread_time
     draw = random.Random(0)
     ask(engine, [some_depths(draw, 60) for _ in range(128)])

@@ -313,7 +313,7 @@ def test_a_screened_row_emits_the_full_argmax_of_where_it_left(measure: Measure)
 
 
 def test_steps_count_what_the_screen_left_to_the_full_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(tiny(), head=Head.screened, head_k=3, max_batch=4)
+    engine = Engine(tiny(), head=Head.screened, head_k=3, max_batch=4, runner="eager")
     emit = engine.machine.head.emit
 
     def undecided(hidden: Tensor, early: Tensor, state: HeadState) -> Tensor:

@@ -110,7 +110,7 @@ def test_an_engine_goes_on_after_a_stream_that_nobody_reads() -> None:
 
 
 def test_a_stream_tells_of_its_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = story_engine()
+    engine = story_engine(runner="eager")
 
     def broken(*arguments: Any) -> None:
         raise RuntimeError("no such layer")

@@ -1,5 +1,7 @@
 """Rows do not feel their mates: bit-equal within a bucket, and across buckets equal but for near-ties."""
 
+import itertools
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -8,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from calm.config import BatchRule, Measure, Schedule
+from calm.config import BatchRule, Head, Measure, Schedule
 from calm.policies import Policy
 from serve.engine import Engine
 from serve.model import ServedModel
@@ -43,15 +45,17 @@ def loud(dtype: torch.dtype) -> ServedModel:
 Seen = dict[str, list[Tensor]]
 
 
-def watched(dtype: torch.dtype, rule: BatchRule) -> tuple[Engine, Seen]:
+def watched(dtype: torch.dtype, rule: BatchRule, bucket: int = BUCKET, head: Head = Head.full) -> tuple[Engine, Seen]:
     """An engine of one bucket, and the hidden states that its rows spoke from."""
-    engine = engine_of(rule, loud(dtype), max_batch=BUCKET, buckets=(BUCKET,), record_confidences=True)
+    engine = engine_of(
+        rule, loud(dtype), max_batch=bucket, buckets=(bucket,), record_confidences=True, head=head, head_k=5
+    )
     seen: Seen = {}
     take = engine._take
 
     def shown(spoken: Spoken) -> list[tuple[str, int]]:
         for number, row in enumerate(spoken.rows):
-            seen.setdefault(row.id, []).append(spoken.hidden[number].clone())
+            seen.setdefault(row.id, []).append(spoken.states()[number].clone())
         return take(spoken)
 
     engine._take = shown  # type: ignore[method-assign]
@@ -114,8 +118,77 @@ def bits(answer: Answer) -> list[list[str]]:
     return [[value.hex() for value in step] for step in answer.confidences]
 
 
+NUMBERS = (0, 1, 5, 6, 9)
+VARIED: list[Policy] = [
+    confident(Measure.softmax, usual(Measure.softmax)),
+    confident(Measure.agreement, 0.5),
+    confident(Measure.max_prob, usual(Measure.max_prob), Schedule.decaying),
+    confident(Measure.entropy, usual(Measure.entropy)),
+    confident(Measure.state, usual(Measure.state)),
+]
+
+
+def among_changing_mates(engine: Engine, draw: random.Random) -> dict[str, Answer]:
+    """Answers to the rows, which come in an order that chance says; others come and go beside them.
+
+    A mate comes at each of the first steps, at a quarter of them one is aborted; every third mate is loud.
+    """
+    coming = {2 * place + draw.randrange(2): number for place, number in enumerate(draw.sample(NUMBERS, len(NUMBERS)))}
+    answers: dict[str, Answer] = {}
+    for now in itertools.count():
+        if now in coming:
+            number = coming[now]
+            engine.add_request(texts()[number], policy=VARIED[NUMBERS.index(number)], name=f"row{number}")
+        if now < 12:
+            words = [f"w{draw.randrange(3, LOUD)}" for _ in range(draw.randint(1, 9))] + [f"w{LOUD}"] * (now % 3 == 0)
+            policy = draw.choice(VARIED)
+            engine.add_request(" ".join(words), policy=policy, max_tokens=draw.randint(1, 5), name=f"mate{now}")
+        if draw.random() < 0.25:
+            engine.abort(f"mate{draw.randrange(now + 1)}")
+        answers.update({answer.id: answer for answer in engine.step().answers})
+        if not engine.has_work and now > max(coming):
+            break
+    assert sum(name.startswith("mate") and bool(answer.tokens) for name, answer in answers.items()) >= 5
+    return answers
+
+
+@cache
+def each_alone(dtype: torch.dtype, bucket: int, head: Head) -> tuple[dict[str, Answer], Seen]:
+    answers: dict[str, Answer] = {}
+    hidden: Seen = {}
+    for number, policy in zip(NUMBERS, VARIED, strict=True):
+        engine, seen = watched(dtype, BatchRule.own, bucket, head)
+        engine.add_request(texts()[number], policy=policy, name=f"row{number}")
+        while engine.has_work:
+            answers.update({answer.id: answer for answer in engine.step().answers})
+        hidden.update(seen)
+    return answers, hidden
+
+
+@pytest.mark.parametrize(
+    ("head", "bucket"),
+    [(Head.full, 2), (Head.full, 5), (Head.full, 16), (Head.candidates, 5), (Head.screened, 5)],
+    ids=lambda each: getattr(each, "value", each),
+)
+@pytest.mark.parametrize("rule", EXACT, ids=lambda rule: rule.value)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_bits_within_a_bucket_do_not_depend_on_who_comes_and_goes(
+    dtype: torch.dtype, rule: BatchRule, head: Head, bucket: int
+) -> None:
+    """The mates of a row are others at nearly every token: its tokens, confidences and hidden states stay."""
+    alone, alone_hidden = each_alone(dtype, bucket, head)
+    engine, seen = watched(dtype, rule, bucket, head)
+    together = among_changing_mates(engine, random.Random(f"{rule.value}-{bucket}"))
+    for name, own in alone.items():
+        assert together[name].tokens == own.tokens and together[name].crossing_layers == own.crossing_layers
+        assert bits(together[name]) == bits(own)
+        for mine, theirs in zip(seen[name], alone_hidden[name], strict=True):
+            assert torch.equal(mine, theirs)
+    assert len({layer for answer in alone.values() for layer in answer.crossing_layers}) >= 3
+
+
 @pytest.mark.parametrize("count", [40, pytest.param(400, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("rule", [BatchRule.own, BatchRule.auto], ids=lambda rule: rule.value)
+@pytest.mark.parametrize("rule", EXACT, ids=lambda rule: rule.value)
 def test_across_buckets_rows_differ_at_near_ties_only(rule: BatchRule, count: int) -> None:
     policy = confident(Measure.softmax, usual(Measure.softmax))
     reference = Reference(tiny(), record_confidences=True)
