@@ -164,7 +164,7 @@ def test_kept_sources_are_bounded_by_their_tokens() -> None:
     table = table_of(encode=1.0)
     for most, calls in ((None, 2), (40, 2), (30, 4)):
         setting = replace(SETTING, prefill_rows=1, prefill_calls=9, cross_cache_tokens=most)
-        rows = [Trace((4,), length, arrived=i, key=str(length)) for i, length in enumerate((20, 16, 20, 16))]
+        rows = [Trace((4,), length, arrived=float(i), key=str(length)) for i, length in enumerate((20, 16, 20, 16))]
         done = SimEngine(table, setting, OWN).run(rows)
         assert sum(step.encoder_calls for step in done.steps) == calls, most
 
