@@ -36,8 +36,9 @@ class CostTable:
             rows sit in neighbouring slots, ``layer_gathered`` in any slots; ``check`` of flags alone,
             ``check:softmax+state`` of these measures, ``first_check:...`` at the first layer checked; ``stay`` asking
             who leaves where nobody does; ``pack`` letting rows out of the bucket; ``join`` into the bucket;
-            ``resume`` of parked rows, where it costs anything; ``merge`` and, for each part, ``part``: bringing a wave together that rows had left; ``head``, and ``early_head``
-            where confidences that read the head let every row out; ``read`` of the tokens; ``backfill:3`` of three
+            ``resume`` of parked rows, where it costs anything; ``merge`` and, for each part, ``part``: bringing a wave
+            together that rows had left; ``head``, and ``early_head`` where confidences that read the head let every
+            row out; ``read`` of the tokens; ``backfill:3`` of three
             layers; ``encode`` of one call, by padded source length;
             of size 1: ``admit`` a row, ``end`` a row, ``move`` a row to another slot, ``step`` and ``row``: what
             the host does per step and per token.

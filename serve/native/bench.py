@@ -103,7 +103,7 @@ class NativeBench:
         self.joined(bucket, readings)
 
     def joined(self, bucket: int, readings: Readings) -> None:
-        """What it takes to stop at a layer, take other rows in and go on, or to park them and come back: the host's own."""
+        """What it takes to stop, take other rows in and go on, or to park rows and come back: the host's own."""
         if bucket == 1 or self.num_layers == 1 or not self._taken:
             readings.add("join", bucket, 0.0)
             readings.add("resume", bucket, 0.0)
