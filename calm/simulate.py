@@ -5,7 +5,7 @@ depend on the schedule, so one recording predicts every row-exact rule, batch si
 batch-coupled rules a recording stands for rows whose depth is given (policy replay).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -46,7 +46,7 @@ class Chooser(Protocol):
         """Of the next wave, for so many running rows, of which some may be parked, that ask these measures."""
         ...
 
-    def saw(self, crossings: Iterable[int]) -> None:
+    def saw(self, crossings: Iterable[int], rows: Iterable[Hashable]) -> None:
         """Crossing layers of the rows that spoke in a step."""
         ...
 
@@ -224,7 +224,7 @@ class SimEngine:
             rule = self._pick()
             wave = self._wave(rule)
             if not isinstance(self._rule, Rule):
-                self._rule.saw([row.depth for row, _, _ in wave.spoken])
+                self._rule.saw([row.depth for row, _, _ in wave.spoken], [row.number for row, _, _ in wave.spoken])
             tokens = self._take(wave)
         self._move_together()
         parked = sum(wave.size for wave in self.parked)

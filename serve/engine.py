@@ -90,7 +90,7 @@ class Engine:
         self.prefill = Prefill(
             self.model.encode, self.runner, options.prefill_rows, options.source_multiple, self.model.device
         )
-        self.cross_cache = CrossCache(options.cross_cache_rows)
+        self.cross_cache = CrossCache(options.cross_cache_rows, options.cross_cache_bytes)
         identity = self.model.identity
         self._certificates = Certificates(
             self.model.artifacts,
@@ -180,9 +180,11 @@ class Engine:
         admitted, calls = self._admit()
         rows, said, rule = len(self._running), [], None
         if self._running:
+            self.clock("schedule")
             rule = self._choice.rule(rows, bool(self._parked), [measure for measure, _ in self._exits.present])
+            self.clock("choice")
             spoken = self._wave(rule)
-            self._choice.saw(spoken.crossing, [row.id for row in spoken.rows])
+            self._choice.saw(spoken.crossing, [row.number for row in spoken.rows])
             said = self._take(spoken)
         parked = sum(wave.size for wave in self._parked)
         answers = self._answers()
@@ -358,25 +360,27 @@ class Engine:
         return spoken
 
     def _take(self, spoken: Spoken) -> list[tuple[str, int]]:
-        """Hand tokens and layers to their rows; end those that are done."""
+        """Hand tokens and layers to their rows; end those that are done. A row for which that raises fails alone."""
         said = []
         logits: Tensor | None = None
-        now = time.perf_counter()
+        now, eos = time.perf_counter(), self.model.spec.eos_token_id
         for i, row in enumerate(spoken.rows):
-            token: int | None = spoken.tokens[i]
-            if not row.options.greedy or row.step + 1 < row.options.min_tokens:
-                if logits is None:
-                    logits = spoken.logits()
-                token = choose(logits[i], row.step, row.options, row.seed, [self.model.spec.eos_token_id])
-            if token is None or token == NOTHING:
-                self._fail(row, CalmError("the logits are not finite"))
+            try:
+                token: int | None = spoken.tokens[i]
+                if not row.options.greedy or row.step + 1 < row.options.min_tokens:
+                    logits = spoken.logits() if logits is None else logits
+                    token = choose(logits[i], row.step, row.options, row.seed, [eos])
+                if token is None or token == NOTHING:
+                    raise CalmError("the logits are not finite")
+                row.record(token, spoken.crossing[i], spoken.emission[i], spoken.executed[i], spoken.involuntary[i])
+                if spoken.confidences is not None:
+                    row.confidences.append(tuple(spoken.confidences[i]))
+                row.first_token = row.first_token or now
+                reason = end_of(row, eos, self.model.to_text)
+            except Exception as error:
+                self._fail(row, error)
                 continue
-            row.record(token, spoken.crossing[i], spoken.emission[i], spoken.executed[i], spoken.involuntary[i])
-            if spoken.confidences is not None:
-                row.confidences.append(tuple(spoken.confidences[i]))
-            row.first_token = row.first_token or now
             said.append((row.id, token))
-            reason = end_of(row, self.model.spec.eos_token_id, self.model.to_text)
             if reason is not None:
                 self._end(row, Status.finished, reason)
         return said
@@ -401,7 +405,7 @@ class Engine:
         """Answers of the rows that ended; the others move together, so that a batch is the first slots."""
         answers, self._kept = self._kept, []
         for row in self._ended:
-            answers.append(row.answer(self.model.to_text, self.model.spec.num_layers))
+            answers.append(self._answer(row))
             del self._rows[row.id]
         self._ended.clear()
         if self.slots.neighbours and not self._parked:  # a parked wave knows its slots by number
@@ -414,6 +418,16 @@ class Engine:
                     row.slot = place
                     self.clock("slots")
         return answers
+
+    def _answer(self, row: Row) -> Answer:
+        """The answer of a row that is over; it has no text, and failed, where its ids cannot be read."""
+        layers = self.model.spec.num_layers
+        try:
+            return row.answer(self.model.to_text, layers)
+        except Exception as error:
+            line = " ".join(str(error).split()) or type(error).__name__
+            row.end(Status.failed, Reason.failed, row.error or line)
+            return row.answer(lambda ids: "", layers)
 
     def _measured(self) -> CostTable:
         """The cost table of this engine; a model keeps those that were measured for it."""

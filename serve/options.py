@@ -70,6 +70,7 @@ class EngineOptions:
         prefill_calls: encoder calls between two decode steps at most: decoding rows never starve.
         source_multiple: sources are padded to multiples of this many tokens.
         cross_cache_rows: sources whose cross K/V is kept for when they come again; 0 keeps none.
+        cross_cache_bytes: of all of them; None: as many as they are.
         head: full, candidates (the first check's top ``head_k``) or screened (int8, ``head_k`` rescored exactly).
         runner: native (compiled for this CPU), eager (plain torch), or auto: native where it can be had.
         weights: of the model as it was loaded, or int8 (native runner only).
@@ -79,7 +80,7 @@ class EngineOptions:
     """
 
     rule: BatchRule = BatchRule.own
-    quantile: float = 0.9
+    quantile: float = 0.5
     company: int = 0
     max_age: int = 8
     max_batch: int = 32
@@ -89,6 +90,7 @@ class EngineOptions:
     prefill_calls: int = 2
     source_multiple: int = SOURCE_MULTIPLE
     cross_cache_rows: int = 64
+    cross_cache_bytes: int | None = None
     head: Head = Head.full
     head_k: int = 32
     runner: RunnerName = RunnerName.auto
@@ -107,6 +109,9 @@ class EngineOptions:
         for name in ("max_age", "max_batch", "max_waiting", "prefill_rows", "prefill_calls", "source_multiple", *least):
             _whole(name, getattr(self, name))
             check_range(name, getattr(self, name), least.get(name, 1), INF)
+        if self.cross_cache_bytes is not None:
+            _whole("cross_cache_bytes", self.cross_cache_bytes)
+            check_range("cross_cache_bytes", self.cross_cache_bytes, 0, INF)
         _number("quantile", self.quantile)
         check_range("quantile", self.quantile, 0, 1, open_low=True)
         for size in self.buckets:

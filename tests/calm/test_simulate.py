@@ -146,7 +146,7 @@ class Picky:
         self.asked.append((running, parked, frozenset(measures)))
         return OWN if len(self.asked) == 1 else COMPACT
 
-    def saw(self, crossings: Iterable[int]) -> None:
+    def saw(self, crossings: Iterable[int], rows: Iterable[object]) -> None:
         self.seen.append(list(crossings))
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from calm.config import BatchRule
-from calm.policies import Static
 from serve.engine import Engine, Step
 from serve.model import served
-from serve.requests import Answer, Status
+from serve.options import RequestOptions
+from serve.requests import Answer, Reason, Status
 from serve.scheduler import QueueFull
 from tests.scripted import early_exit, random_t5
 
@@ -154,42 +154,81 @@ def test_requests_come_and_go_in_any_order(batch_rule: BatchRule) -> None:
 
 
 def small_engine(batch_rule: BatchRule = BatchRule.rebatch) -> Engine:
-    model = served(early_exit(random_t5(d_model=16, decoder_layers=3, encoder_layers=1, seed=1), length=8))
-    return engine_of(batch_rule, model, max_batch=16, prefill_rows=8, max_waiting=64, cross_cache_rows=16)
+    model = served(early_exit(random_t5(d_model=16, encoder_layers=1, seed=1), length=8))
+    return engine_of(batch_rule, model, quantile=0.5, max_batch=16, prefill_rows=8, max_waiting=64, cross_cache_rows=16)
+
+
+def random_options(draw: random.Random, name: str) -> RequestOptions:
+    """Any kind of policy; half of them sampled, stopped by strings and ids, held up, or deaf to EOS."""
+    kind = draw.choice(sorted(mixed_policies()))
+    asked: dict[str, Any] = dict(policy=policy_for(kind, name, draw.randrange(12)), max_tokens=draw.randint(1, 3))
+    if draw.random() < 0.25:
+        asked |= dict(temperature=draw.choice([0.3, 1.0, 5.0]), top_p=draw.choice([0.2, 0.9, 1.0]))
+    if draw.random() < 0.25:
+        asked |= dict(stop=(f"w{draw.randint(1, 9)}", f"{draw.randint(0, 9)} w"), stop_ids={draw.randrange(97)})
+    if draw.random() < 0.25:
+        asked |= dict(min_tokens=draw.randint(1, asked["max_tokens"]), ignore_eos=draw.random() < 0.5)
+    return RequestOptions(**asked)
+
+
+def as_asked(answer: Answer, options: RequestOptions) -> bool:
+    """Whether an answer's status and length are among those that its options allow."""
+    if answer.status is Status.cancelled:
+        return len(answer.tokens) <= 3
+    least, most = max(1, options.min_tokens), options.max_tokens or 0
+    length = len(answer.tokens)
+    if answer.status is not Status.finished or not least <= length <= most:
+        return False
+    match answer.reason:
+        case Reason.length:
+            return length == most
+        case Reason.eos:
+            return answer.tokens[-1] == 1 and not options.ignore_eos
+        case _:
+            return bool(options.stop)
 
 
 def churn(engine: Engine, draw: random.Random, requests: int) -> int:
-    """So many random requests, some of them aborted; how many answers came."""
+    """So many random requests, some of them aborted; how many answers came, of which each is as it was asked."""
     answered = sent = 0
-    alive: list[str] = []
+    alive: dict[str, RequestOptions] = {}
     while sent < requests or engine.has_work:
         while sent < requests and engine.num_waiting < 32:
             source = " ".join(f"w{draw.randrange(3, 97)}" for _ in range(draw.randint(1, 6)))
-            policy = Static(draw.randint(1, 3))
-            alive.append(engine.add_request(source, policy=policy, max_tokens=draw.randint(1, 3)))
+            name = f"r{sent}"
+            alive[name] = random_options(draw, name)
+            engine.add_request(source, alive[name], name=name)
             sent += 1
         for _ in range(draw.randint(0, 4)):
-            engine.abort(draw.choice(alive))
-        answers = engine.step().answers
-        answered += len(answers)
-        gone = {answer.id for answer in answers}
-        alive = [name for name in alive if name not in gone] or ["nobody"]
+            engine.abort(draw.choice(list(alive) or ["nobody"]))
+        for answer in engine.step().answers:
+            assert as_asked(answer, alive.pop(answer.id)), answer
+            answered += 1
+    assert not alive
     return answered
 
 
+def pool_is_as_it_was(engine: Engine) -> bool:
+    exits = engine._exits
+    assert not engine._rows and not engine._parked and not engine._ended and not engine._running
+    assert exits.thresholds.isinf().all() and not exits.depths.any() and (exits.measures == -1).all()
+    return engine.slots.free == 16 and not engine.slots.taken and not exits.present and len(engine.cross_cache) <= 16
+
+
 @pytest.mark.slow
-def test_ten_thousand_requests_leave_the_pool_as_it_was() -> None:
-    engine = small_engine()
-    assert churn(engine, random.Random(0), 10_000) == 10_000
-    assert not engine.slots.taken and not engine._rows and not engine._parked and not engine._ended
-    assert engine.slots.free == 16 and not engine._exits.present
-    assert len(engine.cross_cache) <= 16
+@pytest.mark.parametrize("batch_rule", [*EXACT, *COUPLED], ids=lambda each: each.value)
+def test_ten_thousand_requests_leave_the_pool_as_it_was(batch_rule: BatchRule) -> None:
+    """So many by all the rules together; most of them by the one under which rows wait for company."""
+    engine, requests = small_engine(batch_rule), 4000 if batch_rule is BatchRule.rebatch else 1000
+    assert churn(engine, random.Random(0), requests) == requests
+    assert pool_is_as_it_was(engine)
 
 
-def test_hundreds_of_requests_leave_the_pool_as_it_was() -> None:
-    engine = small_engine()
-    assert churn(engine, random.Random(1), 300) == 300
-    assert not engine.slots.taken and not engine._rows and not engine._exits.present
+@pytest.mark.parametrize("batch_rule", [BatchRule.rebatch, BatchRule.quantile], ids=lambda each: each.value)
+def test_hundreds_of_requests_leave_the_pool_as_it_was(batch_rule: BatchRule) -> None:
+    engine = small_engine(batch_rule)
+    assert churn(engine, random.Random(1), 200) == 200
+    assert pool_is_as_it_was(engine)
 
 
 @pytest.mark.slow
