@@ -1,5 +1,6 @@
 # make demo      set up, train, certify, print Table 1 (about six minutes on two cores)
 # make test      set up, run the tests;  make test-all runs the long ones;  make lint checks style and types
+# make peers     set up the engines of others in .peers, time this one beside them (hours; PEERS='shapes=[small]' cuts it)
 # PYTHON=python3.12 chooses the interpreter that the environment in .venv is made with.
 PYTHON ?= python3
 VENV := .venv
@@ -16,7 +17,7 @@ export TOKENIZERS_PARALLELISM := false
 export PYTHONUNBUFFERED := 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: env demo test test-all lint clean
+.PHONY: env demo test test-all lint peers clean
 .DELETE_ON_ERROR:
 
 env: $(STAMP)
@@ -44,6 +45,20 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Those whose libraries collide with ours get an environment each. One that cannot be set up is a line in the record.
+.peers/onnxruntime/.installed: PEER_PACKAGES := torch 'optimum-onnx[onnxruntime]' accelerate
+.peers/openvino/.installed: PEER_PACKAGES := torch 'optimum-intel[openvino]'
+
+.peers/%/.installed: constraints/peers-%.txt
+	@echo "setting up $(@D): some minutes, once"
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check --progress-bar off -c $< $(PEER_PACKAGES) > .peers/$*.log 2>&1
+	@touch $@
+
+peers: $(STAMP)
+	-$(MAKE) --keep-going .peers/onnxruntime/.installed .peers/openvino/.installed
+	$(BIN)/python -m eval.peers hydra.run.dir=runs/peers_cpu $(PEERS)
+
 clean:
-	rm -rf $(VENV) build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .peers build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

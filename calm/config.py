@@ -611,6 +611,7 @@ class PeersConfig:
     many: int = 40
     repeats: int = 7
     warmups: int = 1
+    attempts: int = 3  # at a case whose clocks are disturbed, before it is left out
     predict: bool = True  # measure a cost table and print what it predicts beside
     allow_noisy: bool = False
     environments: str = ".peers"  # of the peers whose libraries collide with ours; make peers sets them up
@@ -637,12 +638,70 @@ class PeersConfig:
             raise ConfigError("sources, base_sources and base_batches each need at least one entry")
         if any(kind not in (TraceKind.tight, TraceKind.wide) for kind in self.traces):
             raise ConfigError("traces: choose from tight and wide; eval.throughput replays measured ones")
-        for name in ("n", "threads", "few", "repeats"):
+        for name in ("n", "threads", "few", "repeats", "attempts"):
             check_range(name, getattr(self, name), 1, INF)
         check_range("warmups", self.warmups, 0, INF)
         check_range("many", self.many, self.few + 1, INF)
         for name in ("load_timeout", "call_timeout"):
             check_range(name, getattr(self, name), 0, INF, open_low=True, open_high=True)
+
+
+@dataclass
+class ServingConfig:
+    """python -m eval.throughput, python -m eval.latency: one run, Figure 1 and Figure 2."""
+
+    checkpoint: str | None = None  # default: the newest model folder under runs/, else shape=small
+    data: DataConfig | None = None  # of a folder: default the corpus that it was trained on
+    n: int = 64  # articles of the test split that are answered to EOS
+    tolerance: float = 0.05  # of a folder's certified thresholds
+    consistency: Consistency = Consistency.risk
+    shape: str | None = None  # random weights instead: tiny, small, base
+    source_tokens: list[int] = field(default_factory=lambda: [128])  # of a shape
+    traces: list[TraceKind] = field(default_factory=lambda: [TraceKind.tight])  # of a shape
+    records: str | None = None  # of trace measured: records.parquet of eval.table1
+    batches: list[int] = field(default_factory=lambda: [1, 8, 32])
+    measures: list[Measure] = field(default_factory=lambda: [Measure.softmax, Measure.state, Measure.classifier])
+    rules: list[BatchRule] = field(default_factory=lambda: [BatchRule.own, BatchRule.compact, BatchRule.sync])
+    dtype: str = "fp32"  # fp32, bf16, or int8 weights (native runner; encodes in bf16)
+    cross_kv: Weights = Weights.model
+    runner: RunnerName = RunnerName.auto
+    head: Head = Head.full
+    head_k: int = 32
+    threads: int = 1
+    few: int = 8  # tokens; a decode step is what the tokens from few to many take
+    many: int = 40
+    repeats: int = 5
+    warmups: int = 1
+    attempts: int = 3  # at a cell whose clocks are disturbed, before the machine is refused
+    predict: bool = True  # measure a cost table and print what it predicts beside
+    probe: bool = True  # measure the machine's ceilings
+    allow_noisy: bool = False
+    summary: str | None = None  # summary.json of an earlier run: draw it and measure nothing
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.checkpoint is not None and self.shape is not None:
+            raise ConfigError("checkpoint= and shape= exclude each other: a trained model, or random weights")
+        for name, value, there in (("shape", self.shape, SERVED_SHAPES), ("dtype", self.dtype, SERVED_DTYPES)):
+            if value is not None and value not in there:
+                raise ConfigError(f"{name}={value!r} is none; choose from {', '.join(there)}")
+        for name in ("source_tokens", "traces", "batches", "measures", "rules"):
+            values = getattr(self, name)
+            if not values or len(set(values)) != len(values):
+                raise ConfigError(f"{name} needs at least one entry, and none twice")
+        for value in self.source_tokens:
+            check_range("source_tokens", value, 2, INF)
+        for name in ("n", "threads", "few", "repeats", "attempts"):
+            check_range(name, getattr(self, name), 1, INF)
+        for value in self.batches:
+            check_range("batches", value, 1, INF)
+        check_range("many", self.many, self.few + 1, INF)
+        check_range("warmups", self.warmups, 0, INF)
+        check_range("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
+        if TraceKind.static in self.traces:
+            raise ConfigError("traces: static depth of the same mean is always timed; choose tight, wide or measured")
+        if TraceKind.measured in self.traces and self.records is None:
+            raise ConfigError("trace measured needs records=, the records.parquet of an eval.table1 run")
 
 
 @cache
@@ -657,5 +716,7 @@ def register() -> None:
     store.store(name="train_step_schema", node=TrainStepConfig)
     store.store(name="engine_rules_schema", node=EngineRulesConfig)
     store.store(name="peers_schema", node=PeersConfig)
+    for name in ("throughput", "latency"):
+        store.store(name=f"{name}_schema", node=ServingConfig)
     store.store(group="model", name="_schema", node=ModelConfig)
     store.store(group="data", name="_schema", node=DataConfig)
