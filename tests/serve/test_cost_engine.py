@@ -249,6 +249,49 @@ def test_predicted_decode_time_is_within_a_tenth(name: str, each_runner: RunnerN
     assert abs(statistics.median(ratios) - 1.0) < 0.10
 
 
+def typical(model: ServedModel, measure: Measure) -> float:
+    """A threshold that half of a measure's confidences reach."""
+    engine = Engine(model, max_batch=8, record_confidences=True, cross_cache_rows=0)
+    off = confident(measure, 1.0)
+    answers = engine.generate([[3 + number] * 20 for number in range(8)], policy=off, max_tokens=10, ignore_eos=True)
+    return statistics.median(c for answer in answers for token in answer.confidences for c in token if c == c)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "asked", [(Measure.softmax,), (Measure.state,), (Measure.softmax, Measure.state)], ids=lambda each: "+".join(each)
+)
+@pytest.mark.parametrize("name", [BatchRule.own, BatchRule.compact], ids=lambda rule: rule.value)
+def test_predicted_time_of_checks_is_within_a_tenth(
+    name: BatchRule, asked: tuple[Measure, ...], each_runner: RunnerName
+) -> None:
+    """Confidences decide; what the rows did is then replayed with the costs of their measures."""
+    model, rule = demo_sized(1 if each_runner is RunnerName.eager else 3), Rule(name)
+    policies = [confident(measure, typical(model, measure)) for measure in asked]
+    engine = Engine(model, rule=name, max_batch=8, cross_cache_rows=0, runner=each_runner)
+    engine.clock.now = time.thread_time
+    sets = [*({measure} for measure in asked), set(asked)]
+    ratios, depths = [], set()
+    for turn in range(11):
+        table = measure(engine, repeats=1, measures=sets, lengths=[20])
+        for number in range(24):
+            policy, length = policies[number % len(asked)], 5 + number % 16
+            source = [3 + (24 * turn + number) % 300] * 20
+            engine.add_request(source, name=str(number), policy=policy, max_tokens=length, ignore_eos=True)
+        records, crossings = [], {}
+        while engine.has_work:
+            step = engine.step()
+            records.append(step.record)
+            crossings |= {int(answer.id): answer.crossing_layers for answer in step.answers}
+        traces = [Trace(crossings[i], 20, measures=frozenset({policies[i % len(asked)].measure})) for i in range(24)]
+        depths |= {depth for trace in traces for depth in trace.depths}
+        foretold = SimEngine(table, setting_of(engine), rule).run(traces)
+        assert [step.layers for step in foretold.steps] == [record.layers for record in records if record]
+        ratios.append(decoding(list(foretold.steps)) / decoding(records))
+    print(f"{name.value}: predicted / measured = {statistics.median(ratios):.3f} of {[round(r, 2) for r in ratios]}")
+    assert len(depths) > 2 and abs(statistics.median(ratios) - 1.0) < 0.10
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [BatchRule.own, BatchRule.compact], ids=lambda rule: rule.value)
 def test_a_step_is_spent_in_the_runner(rule: BatchRule) -> None:
