@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from calm.config import CONF_DIR, Consistency
-from calm.papers import PaperRow, model_name, paper_row, sources
+from calm.papers import PaperRow, figure_bars, model_name, paper_row, sources
 
 CNN, SMALL, BASE = "cnn_dailymail", "t5-v1_1-small", "t5-v1_1-base"
 
@@ -75,3 +75,14 @@ def test_a_model_is_known_by_name_or_by_shape() -> None:
 def test_every_number_names_its_paper() -> None:
     assert set(sources()) == {"framework", "calm"}
     assert all("arXiv" in text for text in sources().values())
+
+
+def test_figures_1_and_2_of_the_framework_paper() -> None:
+    small, base = figure_bars(SMALL), figure_bars(BASE)
+    assert list(small) == list(base) == ["full", "softmax", "state", "classifier"]
+    assert (small["full"].concurrency, small["state"].concurrency) == (
+        pytest.approx(244.9, abs=0.1),
+        pytest.approx(80.4, abs=0.1),
+    )
+    assert base["softmax"].printed == 1777.96 and base["softmax"].tokens_per_s == 1177.96
+    assert figure_bars("tiny") == {}
