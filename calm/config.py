@@ -563,6 +563,7 @@ class EngineRulesConfig:
     )  # fmt: skip
     batch_sizes: list[int] = field(default_factory=lambda: [1, 8, 32])
     quantile: float = 0.5  # share of rows that ends a step under rule quantile
+    runner: RunnerName = RunnerName.auto
     device: Device = Device.auto
     processes: int | None = None
     seed: int = 0

@@ -7,16 +7,18 @@ what this program measures. Risk is the mean loss against the full model that wa
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calm.cli import program
-from calm.config import BatchRule, DecoderName, EngineRulesConfig, Measure
+from calm.config import BatchRule, DecoderName, EngineRulesConfig
 
 from .common import (
     Stamp,
     choose_device,
     choose_model,
+    choose_runner,
     corpus_settings,
     decoder_maker,
     finish,
@@ -25,7 +27,8 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from calm.calibration import Artifact, ConsistencyLoss
+    from calm.calibration import ConsistencyLoss
+    from calm.models.t5 import EarlyExitT5
     from calm.policies import Policy
     from calm.records import DecodeTrace, Example
 
@@ -36,14 +39,16 @@ COLUMNS = ("decoder", "rule", "batch", "risk", "risk_high", "rouge_l", "skipped"
 def run(config: EngineRulesConfig, run_dir: Path) -> int:
     stamp = Stamp("eval.engine_rules", config)
     folder, device = choose_model(config.checkpoint), choose_device(config.device)
-    from calm.calibration import ConsistencyLoss
+    from calm.calibration import ConsistencyLoss, load_artifacts
+    from calm.calibration.artifact import choose_artifact
     from calm.calibration.bars import Bars
     from calm.decode_spec import DecodeSpec
     from calm.policies import Full
 
-    artifact = choose_artifact(folder, config)
+    artifact = choose_artifact(load_artifacts(folder), config.consistency, config.measure, config.tolerance)
     threshold = artifact.threshold_for(config.tolerance)
     policy = artifact.policy(threshold)
+    runner = choose_runner(DecoderName.engine, config.runner, device)
     bars = Bars()
     plain = DecodeSpec(str(folder), device, record_confidences=True)
     with open_decoder(plain, config.processes, bars.rows) as decode:
@@ -55,13 +60,14 @@ def run(config: EngineRulesConfig, run_dir: Path) -> int:
         full = decode(examples, Full())
         bars("decode_batch", 0, len(examples))
         reference = decode(examples, policy)
-        loss, num_layers = ConsistencyLoss(config.consistency, examples, full), decode.model.num_layers
-    rows = [_entry("batch", None, plain.batch_size, examples, reference, reference, loss, policy, num_layers, config)]
+        model = decode.model
+    whole = Whole(model, examples, reference, policy, ConsistencyLoss(config.consistency, examples, full), config)
+    rows = [_entry("batch", None, plain.batch_size, reference, whole)]
     for rule in config.rules:
         for size in config.batch_sizes:
             spec = DecodeSpec(
                 str(folder), device, decoder=DecoderName.engine, batch_size=size, rule=rule,
-                quantile=config.quantile,
+                quantile=config.quantile, runner=runner,
                 make=decoder_maker(DecoderName.engine),
             )  # fmt: skip
             with open_decoder(spec, config.processes, bars.rows) as decode:
@@ -69,7 +75,7 @@ def run(config: EngineRulesConfig, run_dir: Path) -> int:
                     return 0
                 bars(f"{rule.value} at {size}", 0, len(examples))
                 traces = decode(examples, policy)
-            rows.append(_entry("engine", rule, size, examples, traces, reference, loss, policy, num_layers, config))
+            rows.append(_entry("engine", rule, size, traces, whole))
             say(as_line(rows[-1]))
     say()
     say(as_text(rows))
@@ -83,11 +89,12 @@ def run(config: EngineRulesConfig, run_dir: Path) -> int:
         "threshold": list(threshold) if isinstance(threshold, tuple) else threshold,
         "tolerance": config.tolerance,
         "error_prob": artifact.error_prob,
+        "runner": runner.value,
         "rules": rows,
     }
     summary["unexplained"] = unexplained(rows)
     for name in summary["unexplained"]:
-        say(f"{name}: answers differ from decode_batch's where no confidence lay at its threshold")
+        say(f"{name}: answers differ from decode_batch's where neither a confidence nor a word was nearly tied")
     (run_dir / "engine_rules.md").write_text(as_markdown(rows), encoding="utf-8")
     finish(summary, run_dir)
     return UNEXPLAINED if summary["unexplained"] else 0
@@ -103,28 +110,6 @@ def unexplained(rows: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def choose_artifact(folder: Path, config: EngineRulesConfig) -> "Artifact":
-    """The calibration of the measure asked for, or of the one that dev picked.
-
-    Raises:
-        CalibrationError: the folder has none for this consistency and measure.
-    """
-    from calm.calibration import load_artifacts
-    from calm.errors import CalibrationError
-
-    fitting = [a for a in load_artifacts(folder) if a.consistency is config.consistency]
-    if config.measure is not None:
-        fitting = [a for a in fitting if a.measure is config.measure]
-    picked = [a for a in fitting if a.certificate(config.tolerance).picked]
-    if not fitting:
-        asked = config.measure.value if config.measure else "any measure"
-        raise CalibrationError(
-            f"{folder} has no calibration of {asked} for {config.consistency.value} consistency; "
-            f"run python -m eval.calibrate checkpoint={folder}"
-        )
-    return (picked or fitting)[0]
-
-
 def _articles(config: EngineRulesConfig, model: Any) -> tuple[Sequence["Example"], str]:
     from calm.data import load_corpus
 
@@ -134,56 +119,51 @@ def _articles(config: EngineRulesConfig, model: Any) -> tuple[Sequence["Example"
     return corpus.splits["test"][: config.n], corpus.name
 
 
+@dataclass(frozen=True)
+class Whole:
+    """What every entry is compared with: the articles, the reference decode of each, and how losses are counted."""
+
+    model: "EarlyExitT5"
+    examples: Sequence["Example"]
+    reference: list["DecodeTrace"]
+    policy: "Policy"
+    loss: "ConsistencyLoss"
+    config: EngineRulesConfig
+
+
 def _entry(
-    decoder: str,
-    rule: BatchRule | None,
-    size: int,
-    examples: Sequence["Example"],
-    traces: list["DecodeTrace"],
-    reference: list["DecodeTrace"],
-    loss: "ConsistencyLoss",
-    policy: "Policy",
-    num_layers: int,
-    config: EngineRulesConfig,
+    decoder: str, rule: BatchRule | None, size: int, traces: list["DecodeTrace"], whole: Whole
 ) -> dict[str, Any]:
     from calm.metrics import bootstrap_ci, depth_summary, mean, rouge_l_many
+    from calm.near_ties import parts_at
+    from calm.rules import ROW_EXACT
 
-    losses = loss(traces)
-    depth = depth_summary(traces, num_layers)
-    changed = [(mine, theirs) for mine, theirs in zip(traces, reference, strict=True) if mine.tokens != theirs.tokens]
+    losses, config = whole.loss(traces), whole.config
+    depth = depth_summary(traces, whole.model.num_layers)
+    pairs = [[(t.tokens, t.crossing_layers) for t in both] for both in zip(traces, whole.reference, strict=True)]
+    parting = {number: parts_at(*pair) for number, pair in enumerate(pairs)}
+    changed = {number: step for number, step in parting.items() if step is not None}
+    exact = rule is None or rule in ROW_EXACT  # where a rule lets mates decide, a difference needs no excuse
     return {
         "decoder": decoder,
         "rule": None if rule is None else rule.value,
         "batch": size,
         "risk": mean(losses),
         "risk_high": bootstrap_ci(losses, config.seed, config.bootstrap)[1],
-        "rouge_l": mean(rouge_l_many([t.text for t in traces], [e.target for e in examples])),
+        "rouge_l": mean(rouge_l_many([t.text for t in traces], [e.target for e in whole.examples])),
         "skipped": depth["layers_skipped"],
         "not_run": depth["layers_not_run"],
         "changed": len(changed),
-        "near_ties": sum(near_tie(mine, theirs, policy) for mine, theirs in changed),
+        "near_ties": near_ties(whole, changed) if exact else None,
     }
 
 
-def near_tie(trace: "DecodeTrace", reference: "DecodeTrace", policy: "Policy", relative: float = 1e-5) -> bool:
-    """Whether a confidence of the reference lay at its threshold where the two first differ, in token or depth.
+def near_ties(whole: Whole, changed: dict[int, int]) -> int:
+    """How many of these rows nearly differed in the reference too, where they part (number of the row -> position)."""
+    from calm.near_ties import Reference
 
-    Args:
-        relative: what counts as at: a difference below this share of the threshold.
-    """
-    from calm.policies import Confident
-
-    if not isinstance(policy, Confident) or policy.measure is Measure.agreement:  # which is at its threshold often
-        return False
-    mine, theirs = (zip(t.tokens, t.crossing_layers, strict=True) for t in (trace, reference))
-    step = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
-    if step is None:  # equal as far as the shorter one goes
-        return False
-    wanted = (policy.schedule.at(step, layer) for layer in range(1, len(reference.confidences[step])))
-    return any(
-        abs(confidence - at) < relative * at
-        for confidence, at in zip(reference.confidences[step], wanted, strict=False)
-    )
+    tell = Reference(whole.model, record_confidences=True).tell
+    return sum(tell(whole.examples[number], whole.policy).nearly(step) for number, step in changed.items())
 
 
 def as_line(row: dict[str, Any]) -> str:

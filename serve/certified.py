@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from calm.calibration.artifact import Artifact
+from calm.calibration.artifact import Artifact, choose_artifact
 from calm.calibration.identity import ModelIdentity, independent_of_batch
 from calm.config import BatchRule, Measure
 from calm.errors import CalibrationError, ConfigError
@@ -48,7 +48,8 @@ class Certificates:
             return options.policy
         if options.threshold is None and options.tolerance is None:
             return Full()
-        artifact = self._artifact(options)
+        measure = None if options.measure is None else _measure(options.measure)
+        artifact = choose_artifact(self._artifacts, options.consistency, measure, options.tolerance)
         if options.threshold is not None:
             return artifact.policy(options.threshold)
         assert options.tolerance is not None
@@ -60,22 +61,6 @@ class Certificates:
             )
         return artifact.policy(artifact.threshold_for(options.tolerance, options.consistency))
 
-    def _artifact(self, options: RequestOptions) -> Artifact:
-        """That of the measure asked for, else the one that dev picked for the tolerance."""
-        fitting = [a for a in self._artifacts if a.consistency is options.consistency]
-        if options.measure is not None:
-            measure = _measure(options.measure)
-            fitting = [a for a in fitting if a.measure is measure]
-        elif len(fitting) > 1:
-            fitting = [a for a in fitting if _picked(a, options.tolerance)] or fitting[:1]
-        if not fitting:
-            there = ", ".join(a.name for a in self._artifacts) or "none"
-            asked = "-".join(filter(None, [options.measure, options.consistency.value]))
-            raise CalibrationError(
-                f"this model has no calibration {asked}; it has {there}; run python -m eval.calibrate"
-            )
-        return fitting[0]
-
     def _speaks_of(self, policy: Policy, limit: int) -> bool:
         return isinstance(policy, Confident) and any(
             policy == artifact.policy(threshold)
@@ -84,10 +69,6 @@ class Certificates:
             for certificate in artifact.certificates
             for threshold in certificate.certified
         )
-
-
-def _picked(artifact: Artifact, tolerance: float | None) -> bool:
-    return any(c.picked for c in artifact.certificates if tolerance is None or abs(c.tolerance - tolerance) < 1e-12)
 
 
 def _measure(name: str) -> Measure:

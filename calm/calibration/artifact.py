@@ -6,7 +6,7 @@ edited threshold is refused, and the identity of what was certified, so another 
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,11 @@ class Artifact:
         """Whether exactly this threshold is in the certified set."""
         return threshold in self.certificate(tolerance).certified
 
+    def picked(self, tolerance: float | None) -> bool:
+        """Whether dev picked this measure: for this tolerance, or for any."""
+        near = (c for c in self.certificates if tolerance is None or abs(c.tolerance - tolerance) < 1e-12)
+        return any(certificate.picked for certificate in near)
+
     def policy(self, threshold: Threshold) -> Confident:
         """Decode with this artifact's measure and schedule at a threshold."""
         length = self.identity.max_target_tokens
@@ -209,6 +214,25 @@ def load_artifacts(folder: str | Path) -> list[Artifact]:
     folder = Path(folder)
     inner = folder / "calibration"
     return [Artifact.load(path) for path in sorted((inner if inner.is_dir() else folder).glob("*-*.json"))]
+
+
+def choose_artifact(
+    artifacts: Sequence[Artifact],
+    consistency: Consistency,
+    measure: Measure | None = None,
+    tolerance: float | None = None,
+) -> Artifact:
+    """That of the measure asked for, else the one that dev picked: for this tolerance, or for any where it is None.
+
+    Raises:
+        CalibrationError: there is none; it names what there is.
+    """
+    fitting = [a for a in artifacts if a.consistency is consistency and measure in (None, a.measure)]
+    if not fitting:
+        asked = "-".join([*([measure.value] if measure else []), consistency.value])
+        there = ", ".join(a.name for a in artifacts) or "none"
+        raise CalibrationError(f"this model has no calibration {asked}; it has {there}; run python -m eval.calibrate")
+    return next((a for a in fitting if a.picked(tolerance)), fitting[0])
 
 
 def _from_values(values: Mapping[str, Any], where: str) -> Artifact:

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from calm.config import BatchRule, Measure, Schedule
 from calm.models.t5_adapter import RowState, T5Adapter
+from calm.near_ties import Reference
 from serve.engine import Engine
 from serve.requests import Status
 from serve.slots import Slots
 from serve.wave import Spoken
 
 from .models import COUPLED, EXACT, confident, engine_of, rows, texts, tiny, usual
-from .near_ties import Reference
 
 COUNT = 5
 POLICY = confident(Measure.softmax, usual(Measure.softmax, below=0.4), Schedule.decaying)

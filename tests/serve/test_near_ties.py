@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from calm.config import BatchRule, Measure
+from calm.near_ties import Reference, Told
 from calm.policies import Full, Policy
 from serve.requests import Answer
 
 from .models import confident, engine_of, rows, tiny, usual
-from .near_ties import Reference, Tally, Told
+from .near_ties import Tally
 
 pytestmark = pytest.mark.usefixtures("each_runner")
 

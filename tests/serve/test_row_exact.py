@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from calm.confidence import CONFIDENCE
 from calm.config import BatchRule, Measure, RunnerName, Schedule
 from calm.models.t5 import EarlyExitT5
+from calm.near_ties import Reference
 from calm.policies import Full, Policy, Static
 from serve.engine import Engine
 from serve.model import served
@@ -34,7 +35,7 @@ from .models import (
     tiny_served,
     usual,
 )
-from .near_ties import Reference, Tally, told
+from .near_ties import Tally, told
 
 pytestmark = pytest.mark.usefixtures("each_runner")
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from calm.config import BatchRule, Head, Measure, Schedule
+from calm.near_ties import Reference
 from calm.policies import Policy
 from serve.engine import Engine
 from serve.model import ServedModel
@@ -18,7 +19,7 @@ from serve.requests import Answer
 from serve.wave import Spoken
 
 from .models import EXACT, confident, engine_of, rows, texts, tiny, tiny_served, usual
-from .near_ties import Reference, Tally
+from .near_ties import Tally
 
 BUCKET = 8
 LOUD = 96  # a source with this id has a huge encoding
