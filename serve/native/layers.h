@@ -74,7 +74,7 @@ static void attend_sources_coarsely(const Model& m, Scratch& s, int layer, const
     const HeadShape shape = cross_shape(m);
     const HeadScratch at = scratch_of(m, s, shape.positions);
     for (int i = 0; i < count; i++)
-        for (int h = 0; h < m.heads; h++) {
+        for (int h = 0; h < m.heads && m.source_length[slots[i]] > 0; h++) {
             const int64_t place = head_at(m, layer, slots[i], h), where = ((int64_t)i * m.heads + h) * m.d_kv;
             attend_coarse(s.query.data() + where, m.cross_keys + place * shape.key_lanes(),
                           m.cross_values + place * shape.value_lanes(),
@@ -92,6 +92,10 @@ static void attend_rows_as(const Model& m, Scratch& s, int layer, const int32_t*
     for (int i = 0; i < count; i++) {
         const int slot = slots[i], step = m.step[slot];
         const int length = cross ? m.source_length[slot] : step + 1;
+        if (length <= 0) {  // a slot without a source
+            std::memset(s.mixed.data() + (int64_t)i * inner, 0, (size_t)inner * 4);
+            continue;
+        }
         for (int h = 0; h < m.heads; h++) {
             const int64_t place = head_at(m, layer, slot, h);
             const float* bias = cross ? nullptr : m.bias + (int64_t)h * (m.positions + W) + m.positions - 1 - step;

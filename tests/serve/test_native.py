@@ -1,6 +1,7 @@
 """The native runner's own promises: products, layouts, independence of rows to the bit, and how it is built."""
 
 import ctypes
+import platform
 import subprocess
 from dataclasses import replace
 from functools import cache
@@ -331,6 +332,22 @@ def test_without_a_compiler_there_is_one_line_and_auto_is_eager(
     assert engine.generate(texts(1))[0].status is Status.finished and type(engine.machine).__name__ == "Machine"
     with pytest.raises(ConfigError, match="weights=int8 needs runner=native, and this engine runs eagerly"):
         engine_of(BatchRule.own, runner="auto", weights="int8")
+
+
+@pytest.mark.slow
+def test_a_processor_without_dot_products_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plain code for old processors: int8 to the bit, bf16 up to the rounding of sums."""
+    if platform.machine() != "x86_64":
+        pytest.skip("compiles for another x86-64 processor")
+    torch.manual_seed(0)
+    weights, x = torch.randn(70, 144), torch.randn(9, 144)
+    here = {kind: product(x, weights, kind) for kind in KINDS.values()}
+    monkeypatch.setenv("CALM_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "FLAGS", ("-std=c++17", "-O1", "-march=x86-64-v3", "-fPIC", "-shared"))
+    monkeypatch.setitem(globals(), "library", cache(build.library.__wrapped__))
+    there = {kind: product(x, weights, kind) for kind in KINDS.values()}
+    assert torch.equal(there[INT8], here[INT8]) and torch.equal(there[FP32], here[FP32])
+    torch.testing.assert_close(there[BF16], here[BF16], atol=1e-4, rtol=1e-4)
 
 
 def test_what_the_step_does_not_know_is_refused_by_name() -> None:
