@@ -53,6 +53,7 @@ lint: $(STAMP)
 	@echo "setting up $(@D): some minutes, once"
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --disable-pip-version-check --progress-bar off -c $< $(PEER_PACKAGES) > .peers/$*.log 2>&1
+	$(@D)/bin/python -m pip uninstall --yes torchvision >> .peers/$*.log 2>&1  # a CUDA build beside torch for CPUs
 	@touch $@
 
 peers: $(STAMP)

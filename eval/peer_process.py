@@ -68,7 +68,7 @@ class WorkerProcess:
             try:
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said,
-                    env=worker_environment(threads), start_new_session=True,
+                    env=worker_environment(threads), process_group=0,
                 )  # fmt: skip
             except OSError as error:
                 raise PeerError(name, f"cannot be started: {error}") from None
@@ -153,7 +153,7 @@ class WorkerProcess:
         """End it and what it started, at once."""
         if self._process.poll() is None:
             try:
-                os.killpg(self._process.pid, signal.SIGKILL)  # its own session: nobody else is in this group
+                os.killpg(self._process.pid, signal.SIGKILL)  # its own group: nobody else is in it
             except ProcessLookupError:
                 pass
         self._process.wait()
@@ -184,7 +184,10 @@ class WorkerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if kind is None:
+            self.close()
+        else:  # such as Ctrl-C: nobody waits for a worker that is at work
+            self.end()
 
 
 def load(worker: WorkerProcess, timeout: float, **values: Any) -> Mapping[str, Any]:

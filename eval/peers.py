@@ -13,16 +13,20 @@ A case that is in the run folder already is not measured again: give the same ``
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from calm.cli import program
 from calm.config import PeersConfig
 from calm.errors import CalmError, CheckpointError
 
 from .common import Stamp, choose_model, corpus_settings, finish, say
+
+if TYPE_CHECKING:
+    from .peer_case import Model
+    from .peer_crew import Crew
 
 UNFINISHED = 5  # exit status: cases were refused for noise or could not be measured
 
@@ -34,12 +38,13 @@ class Articles:
     Attributes:
         sources: ids of the articles.
         targets: their references.
+        longest: tokens of an answer at most.
     """
 
     corpus: str
     sources: list[list[int]]
     targets: list[str]
-    to_text: Any
+    to_text: Callable[[Sequence[int]], str]
     longest: int
 
 
@@ -137,8 +142,8 @@ def _asked(config: PeersConfig, ledger: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text("utf-8")) for path in paths if path.is_file()]
 
 
-def describe(folder: Path, shape: str | None) -> Any:
-    """The peer_case.Model of a folder.
+def describe(folder: Path, shape: str | None) -> "Model":
+    """What the cases need to know of a folder.
 
     Raises:
         CheckpointError: it has no readable config.json of a T5.
@@ -194,7 +199,7 @@ def _articles(config: PeersConfig, folder: Path) -> Articles:
     )
 
 
-def _to_the_end(crew: Any, articles: Articles, eos: int) -> dict[str, Any]:
+def _to_the_end(crew: "Crew", articles: Articles, eos: int) -> dict[str, Any]:
     """ROUGE-L of everyone's answers to EOS."""
     from .peer_text import scores
 

@@ -15,6 +15,8 @@ from .protocol import Peer, Sources
 
 
 class Transformers(GeneratingPeer):
+    """T5ForConditionalGeneration with the attention that it chooses by itself."""
+
     _compiled = False
     _shape = (0, 0)
 

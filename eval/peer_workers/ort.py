@@ -18,6 +18,8 @@ COMMAND = ("optimum-cli", "export", "onnx", "--model", "FROM", "--task", "text2t
 
 
 class OnnxRuntime(GeneratingPeer):
+    """ORTModelForSeq2SeqLM over the exported encoder and two decoders."""
+
     def open(self, folder: Path, store: Path, threads: int, settings: Mapping[str, Any]) -> Any:
         made = exported(folder, store / "onnxruntime", COMMAND)
         options = onnxruntime.SessionOptions()

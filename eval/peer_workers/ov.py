@@ -14,6 +14,8 @@ from .protocol import Peer
 
 
 class OpenVino(GeneratingPeer):
+    """OVModelForSeq2SeqLM over the exported encoder and its stateful decoder."""
+
     def open(self, folder: Path, store: Path, threads: int, settings: Mapping[str, Any]) -> Any:
         kind = settings["weights"]
         command = ("optimum-cli", "export", "openvino", "--model", "FROM", "--task", "text2text-generation-with-past")

@@ -11,8 +11,8 @@ import pytest
 
 from calm.cli import settings
 from calm.config import BatchRule, Head, Measure, PeersConfig, RunnerName, TraceKind
-from calm.errors import CheckpointError, ConfigError
-from eval import peer_plan, peers
+from calm.errors import CalmError, CheckpointError, ConfigError
+from eval import clocks, peer_plan, peers
 from eval.peer_case import Model, drawn_depths
 from eval.peer_crew import Crew
 from eval.peer_plan import Case, Depths, Entrant, WorkerPlan, cases, our_entrants, our_workers, peer_workers
@@ -241,6 +241,26 @@ def test_a_run_without_ours_says_so_and_ends_with_its_own_status(
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["ratios"] == [] and len(summary["missing"]) == 1
     assert "nothing of ours runs (ours-int8: ValueError: cannot load)" in next(iter(summary["missing"].values()))
+
+
+def test_a_disturbed_case_is_tried_again_and_then_left_out(
+    made_up: PeersConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true, tries = clocks.paired, []
+
+    def disturbed(*args: Any, **named: Any) -> clocks.Paired:
+        tries.append(1)
+        if len(tries) == 2:
+            return true(*args, **named)
+        raise CalmError("this machine is too busy to time anything")
+
+    monkeypatch.setattr(clocks, "paired", disturbed)
+    monkeypatch.setattr(peer_plan, "ALL_WORKERS", peer_plan.ALL_WORKERS[:1])
+    assert peers.run(replace(made_up, attempts=2), tmp_path / "second") == 0 and len(tries) == 2
+    assert peers.run(replace(made_up, attempts=1), tmp_path / "none") == peers.UNFINISHED and len(tries) == 3
+    told = capsys.readouterr().out.splitlines()
+    assert any(line.endswith("not measured: this machine is too busy to time anything") for line in told)
+    assert json.loads(told[-1])["ratios"] == []
 
 
 @pytest.mark.slow
