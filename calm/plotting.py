@@ -75,3 +75,89 @@ def _axes() -> Any:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(7.5, 4), layout="constrained").subplots()
+
+
+HATCHES = {
+    "own": "",
+    "compact": "///",
+    "rebatch": "\\\\\\",
+    "auto": "xx",
+    "sync": "...",
+    "quantile": "++",
+    "lockstep": "oo",
+}
+BAR = 0.8  # of the room of a group
+NOTE_SIZE = 6.5  # points, of what stands on a bar
+PANEL_POINTS = 225  # height of a panel, for room above its bars
+
+
+def plot_serving(df: pd.DataFrame, value_label: str, title: str = "", axes: Any = None) -> Any:
+    """Bars of the same rows side by side, one panel each for the paper and every batch size of ours.
+
+    Panels have scales of their own: what can be compared is within a panel, and its ratio to full depth is on the bar.
+
+    Args:
+        df: columns panel, row (full, softmax, ...), rule (null: one bar), value, note (on the bar), static (value of
+            static depth of the same mean, a line across the bar; null: none), in the order of drawing.
+        value_label: of the vertical axis, with its unit.
+    """
+    panels = list(dict.fromkeys(df["panel"]))
+    axes = _row_of_axes(len(panels), title) if axes is None else axes
+    for ax, panel in zip(axes, panels, strict=True):
+        _plot_panel(df[df["panel"] == panel], ax)
+        ax.set_title(panel, fontsize="medium")
+    axes[0].set_ylabel(value_label)
+    _serving_legend(df, axes[-1])
+    return axes
+
+
+def _plot_panel(part: pd.DataFrame, ax: Any) -> None:
+    rows = list(dict.fromkeys(part["row"]))
+    top = 0.0
+    for place, row in enumerate(rows):
+        bars = part[part["row"] == row].to_dict("records")
+        width, upright = BAR / len(bars), len(bars) > 1
+        for number, bar in enumerate(bars):
+            x = place + (number - (len(bars) - 1) / 2) * width
+            hatch = HATCHES.get(str(bar["rule"]), "")
+            ax.bar(x, bar["value"], 0.94 * width, color=color_of(row), hatch=hatch, edgecolor="white", linewidth=0.4)
+            highest = bar["value"]
+            if not pd.isna(bar["static"]):
+                ax.plot([x - width / 2, x + width / 2], [bar["static"]] * 2, color="#e6007e", linewidth=1.6)
+                highest = max(highest, bar["static"])
+            ax.annotate(
+                bar["note"], (x, highest), (0, 3), textcoords="offset points", ha="center", va="bottom",
+                fontsize=NOTE_SIZE, rotation=90 if upright else 0, linespacing=0.95,
+            )  # fmt: skip
+            lines = str(bar["note"]).split("\n")
+            points = 0.62 * NOTE_SIZE * max(map(len, lines)) if upright else 1.25 * NOTE_SIZE * len(lines)
+            top = max(top, highest / (1 - (points + 8) / PANEL_POINTS))
+    ax.set_xticks(range(len(rows)), rows, fontsize="small")
+    ax.set_ylim(0, top or 1.0)
+    ax.grid(axis="y", alpha=0.3)
+    ax.set_axisbelow(True)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+
+
+def _serving_legend(df: pd.DataFrame, ax: Any) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    rules = [rule for rule in dict.fromkeys(df["rule"]) if not pd.isna(rule)]
+    handles = [Patch(facecolor="#999999", edgecolor="white", hatch=HATCHES.get(rule, ""), label=rule) for rule in rules]
+    if df["static"].notna().any():
+        handles.append(Line2D([], [], color="#e6007e", linewidth=1.6, label="static depth\nof the same mean"))
+    ax.legend(
+        handles=handles, title="batch rule", frameon=False, fontsize="small", title_fontsize="small",
+        loc="upper left", bbox_to_anchor=(1, 1),
+    )  # fmt: skip
+
+
+def _row_of_axes(count: int, title: str) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.3 * count + 1.2, 4.2), layout="constrained")
+    if title:
+        figure.suptitle(title, fontsize="medium")
+    return figure.subplots(1, count, squeeze=False)[0]

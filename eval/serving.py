@@ -1,0 +1,208 @@
+"""The cells of the serving run: every way of decoding a batch, timed in turn on the same engine and machine."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from calm.config import BatchRule, Measure, ServingConfig
+from calm.errors import CalmError
+
+from .clocks import Clocked, Contender, Load, Noise, Paired, ProcLoad, ReadLoad, foreign_share, paired
+from .common import say
+from .sessions import FULL, Session, neighbours, session_of
+from .workload import Entry, Workload, layer_weights
+
+if TYPE_CHECKING:
+    from calm.cost import CostTable
+    from serve.engine import Engine
+    from serve.requests import Answer
+
+SIMULATED = (BatchRule.own, BatchRule.compact, BatchRule.sync, BatchRule.lockstep)
+
+
+@dataclass
+class Runs:
+    """An entry on its engine; remembers what its calls brought."""
+
+    entry: Entry
+    engine: "Engine"
+    workload: Workload
+    sources: list[list[int]]
+    many: int
+    answers: "list[Answer]" = field(default_factory=list)
+    served: "list[Answer]" = field(default_factory=list)
+    sessions: list[Session] = field(default_factory=list)
+
+    def __call__(self, tokens: int) -> None:
+        """One batch, each answer of exactly so many tokens."""
+        names = [f"r{i}" for i in range(len(self.sources))]
+        policy = self.workload.policy(self.entry, names)
+        found = self.engine.generate(self.sources, names=names, policy=policy, max_tokens=tokens, ignore_eos=True)
+        if tokens == self.many:
+            self.answers = found
+            self.sessions.append(session_of(found))
+
+    def serve(self) -> Session:
+        """All articles, each to its EOS, as many at once as the batch has rows."""
+        articles = self.workload.articles
+        policy = self.workload.policy(self.entry, [])
+        self.served = self.engine.generate([self.workload.model.to_ids(a.source) for a in articles], policy=policy)
+        return session_of(self.served)
+
+    def depth(self, clock: Clocked) -> float:
+        """Mean crossing layer of the tokens that a clock sees of the last whole call."""
+        first = self.workload.few if clock is Clocked.decode else 0
+        layers = [layer for answer in self.answers for layer in answer.crossing_layers[first:]]
+        return sum(layers) / len(layers)
+
+    def skipped(self) -> dict[str, float]:
+        """Shares of layers, and how deep tokens went: of the articles where there are any, else of the last batch."""
+        num_layers = self.workload.num_layers
+
+        def mean(name: str) -> float:
+            layers = [layer for answer in self.served or self.answers for layer in getattr(answer, name)]
+            return sum(layers) / len(layers)
+
+        crossing, emission, executed = (mean(f"{name}_layers") for name in ("crossing", "emission", "executed"))
+        return {
+            "mean_crossing": crossing,
+            "mean_emission": emission,
+            "mean_executed": executed,
+            "layers_skipped": 1.0 - emission / num_layers,
+            "layers_not_run": 1.0 - executed / num_layers,
+        }
+
+
+class Cell:
+    """One batch size and source length: an engine for each rule, everything timed in turn."""
+
+    def __init__(self, workload: Workload, batch: int, source_tokens: int | None) -> None:
+        self.workload, self.batch = workload, batch
+        self.sources = workload.sources(batch, source_tokens)
+        self.source_tokens = source_tokens or round(statistics.median(map(len, self.sources)))
+        self._engines: dict[BatchRule, Engine] = {}
+        entries = workload.entries()
+        self.runs = {entry.name: self._runs(entry) for entry in entries}
+        self._add_static()
+
+    @property
+    def runner(self) -> str:
+        """Which of eager and native ran."""
+        return "native" if hasattr(self.engine(BatchRule.own).machine, "packed") else "eager"
+
+    def engine(self, rule: BatchRule) -> "Engine":
+        """Of this rule; the encoder runs for every request, for all of a batch before its first step."""
+        from serve.engine import Engine
+
+        config, most = self.workload.config, self.batch
+        if rule not in self._engines:
+            rows = min(4, most)
+            self._engines[rule] = Engine(
+                self.workload.model,
+                rule=rule,
+                max_batch=most,
+                prefill_rows=rows,
+                prefill_calls=max(2, math.ceil(most / rows)),
+                cross_cache_rows=0,
+                max_waiting=max(most, 1024),
+                head=config.head,
+                head_k=config.head_k,
+                runner=config.runner,
+                weights=layer_weights(config.dtype),
+                cross_kv=config.cross_kv,
+            )
+        return self._engines[rule]
+
+    def _runs(self, entry: Entry) -> Runs:
+        return Runs(entry, self.engine(entry.rule), self.workload, self.sources, self.workload.many)
+
+    def _add_static(self) -> None:
+        """The whole depths on both sides of each exit's mean, which one run of it tells."""
+        depths: set[int] = set()
+        for runs in [runs for runs in self.runs.values() if runs.entry.role == "exit"]:
+            runs(self.workload.many)
+            for clock in Clocked:
+                depths |= set(neighbours(runs.depth(clock)))
+        for depth in sorted(depths - {self.workload.num_layers}):
+            entry = Entry(f"static-{depth}", "static", depth=depth)
+            self.runs[entry.name] = self._runs(entry)
+
+    def measure(self, tick: Callable[[], object] = lambda: None) -> Paired:
+        """Raise CalmError where the machine stays noisy through all attempts and that is not allowed."""
+        config = self.workload.config
+        contenders = [Contender(name, runs) for name, runs in self.runs.items()]
+        found: Paired | None = None
+        for _ in range(config.attempts):
+            for runs in self.runs.values():
+                runs.sessions.clear()
+            few, many = self.workload.few, self.workload.many
+            found = paired(
+                contenders, few, many, config.repeats, config.warmups, allow_noisy=True, tick=tick, load=_load(config)
+            )
+            for runs in self.runs.values():  # warm-ups do not count, nor the baseline's second turn
+                turns = 2 if runs.entry.role == FULL else 1
+                runs.sessions = runs.sessions[turns * config.warmups :]
+            if not found.noise.noisy or config.allow_noisy:
+                break
+        assert found is not None
+        found.noise.check(config.allow_noisy)
+        return found
+
+    def serve(self) -> tuple[dict[str, list[Session]], Noise]:
+        """Sessions over all articles, in turn; raises CalmError as ``measure`` does."""
+        config, sessions = self.workload.config, {name: list[Session]() for name in self.runs}
+        load = _load(config)
+        before, began = load(), time.perf_counter()
+        for _ in range(config.repeats):
+            for name, runs in self.runs.items():
+                sessions[name].append(runs.serve())
+        noise = Noise(foreign_share(before, load(), time.perf_counter() - began))
+        noise.check(config.allow_noisy)
+        return sessions, noise
+
+    def cost_table(self) -> "CostTable | None":
+        """Of this cell's engine; None where that cannot be measured, which is said."""
+        from serve.measure import measure
+
+        asked = sorted({e.measure for e in self.workload.entries() if e.measure is not None}, key=lambda m: m.value)
+        try:
+            return measure(self.engine(BatchRule.own), 3, [{each} for each in asked], [self.source_tokens])
+        except CalmError as error:
+            say(f"no cost table: {error}")
+            return None
+
+    def predicted(self, table: "CostTable", runs: Runs, clock: Clocked) -> float | None:
+        """Seconds of the clock by table and simulator; None under a rule that the engine chooses."""
+        from calm.rules import Rule
+        from calm.sim_rows import Trace
+        from calm.simulate import SimEngine
+        from serve.measure import setting_of
+
+        if runs.entry.rule not in SIMULATED:
+            return None
+        asked = frozenset[Measure]() if runs.entry.measure is None else frozenset({runs.entry.measure})
+        setting, rule = setting_of(runs.engine), Rule(runs.entry.rule)
+
+        def seconds(tokens: int) -> float:
+            traces = [
+                Trace(answer.crossing_layers[:tokens], len(source), measures=asked)
+                for answer, source in zip(runs.answers, self.sources, strict=True)
+            ]
+            return SimEngine(table, setting, rule).run(traces).seconds
+
+        few, many = self.workload.few, self.workload.many
+        return seconds(many) if clock is Clocked.call else (seconds(many) - seconds(few)) / (many - few)
+
+
+def _load(config: ServingConfig) -> ReadLoad:
+    """/proc; where it cannot be read and noise is allowed, nobody is seen there."""
+    reader = ProcLoad()
+    if config.allow_noisy:
+        try:
+            reader()
+        except CalmError:
+            return lambda: Load(0.0, 0.0, 1)
+    return reader

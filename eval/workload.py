@@ -1,0 +1,250 @@
+"""What an engine is timed on: a trained folder's articles at its thresholds, or random weights on traces."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from calm.config import BatchRule, Measure, Schedule, ServingConfig, TraceKind, Weights
+from calm.errors import ConfigError
+
+from .common import choose_model, corpus_settings, say
+from .sessions import FULL
+
+if TYPE_CHECKING:
+    from calm.policies import Policy
+    from calm.records import Example
+    from calm.traces import Traces
+    from serve.model import ServedModel
+
+LIVE = "live"  # trace of a folder: what its own confidences say
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One way of decoding that is timed.
+
+    Attributes:
+        role: full, static or exit.
+        rule: batch rule of its engine.
+        depth: of a static one.
+        trace: of an exit; a TraceKind's value, or ``live``.
+    """
+
+    name: str
+    role: str
+    rule: BatchRule = BatchRule.own
+    measure: Measure | None = None
+    trace: str | None = None
+    depth: int | None = None
+
+
+@dataclass
+class Workload:
+    """A model and what it shall decode.
+
+    Attributes:
+        name: of the shape, or of the folder.
+        paper: the name under which the paper's figures have this model; empty: they have not.
+        about: for the record.
+        policies: of a folder, by measure.
+        articles: of a folder; none of a shape.
+        few, many: tokens that its answers can have.
+        notes: for the user.
+    """
+
+    name: str
+    paper: str
+    model: "ServedModel"
+    config: ServingConfig
+    few: int
+    many: int
+    about: dict[str, Any]
+    policies: dict[Measure, "Policy"] = field(default_factory=dict)
+    articles: Sequence["Example"] = ()
+    notes: list[str] = field(default_factory=list)
+    _traces: dict[tuple[str, Measure], "Traces"] = field(default_factory=dict)
+
+    @property
+    def num_layers(self) -> int:
+        return self.model.spec.num_layers
+
+    @property
+    def trained(self) -> bool:
+        return bool(self.articles)
+
+    def entries(self) -> list[Entry]:
+        """Full depth first, then every measure by every rule and trace."""
+        traces = [LIVE] if self.trained else [kind.value for kind in self.config.traces]
+        measures = list(self.policies) if self.trained else self.config.measures
+        exits = [
+            Entry(f"{measure.value} {rule.value} {trace}", "exit", rule, measure, trace)
+            for trace in traces
+            for measure in measures
+            for rule in self.config.rules
+        ]
+        return [Entry(FULL, FULL), *exits]
+
+    def sources(self, batch: int, tokens: int | None) -> list[list[int]]:
+        """Of one batch; ``tokens``: of each of a shape's sources."""
+        if self.trained:
+            return [self.model.to_ids(self.articles[i % len(self.articles)].source) for i in range(batch)]
+        from .shapes import random_sources
+
+        assert tokens is not None
+        return random_sources(self.model.spec.vocab_size, batch, tokens, self.config.seed)
+
+    def policy(self, entry: Entry, names: Sequence[str]) -> "Policy":
+        """Of requests with these names, which are those of one batch."""
+        from calm.policies import Full, Static
+
+        if entry.role == FULL:
+            return Full()
+        if entry.depth is not None:
+            return Static(entry.depth)
+        assert entry.measure is not None and entry.trace is not None
+        if self.trained:
+            return self.policies[entry.measure]
+        return self.traces(entry.trace, entry.measure).replay(names, entry.measure)
+
+    def traces(self, trace: str, measure: Measure) -> "Traces":
+        """Of a shape: as many rows as the largest batch has, drawn once."""
+        from calm.traces import draw, measured, table1_depth
+
+        key, config = (trace, measure), self.config
+        if key not in self._traces:
+            rows, kind = max(config.batches), TraceKind(trace)
+            if kind is TraceKind.measured:
+                assert config.records is not None
+                path = Path(config.records)
+                self._traces[key] = measured(path, measure.value, self.num_layers, rows, self.many, config.seed)
+            else:
+                mean = table1_depth(self.paper, measure, self.num_layers)
+                self._traces[key] = draw(kind, self.num_layers, mean, rows, self.many, config.seed)
+        return self._traces[key]
+
+    @property
+    def drawn(self) -> dict[str, "Traces"]:
+        """The traces that were used, by name."""
+        return {f"{trace}-{measure.value}": traces for (trace, measure), traces in self._traces.items()}
+
+
+def open_workload(config: ServingConfig) -> Workload:
+    """The folder or shape asked for; without either the newest folder under ``runs/``, else shape small. Says which.
+
+    Raises:
+        CheckpointError, CalibrationError, DataError: of the folder.
+    """
+    if config.shape is not None:
+        return shape_workload(config, config.shape)
+    try:
+        folder = choose_model(config.checkpoint)
+    except ConfigError:
+        if config.checkpoint is not None:
+            raise
+        say("no trained model under runs/; shape small with random weights instead")
+        return shape_workload(config, "small")
+    return folder_workload(config, folder)
+
+
+def model_dtype(dtype: str) -> Any:
+    """Arithmetic of the encoder and of what is not int8."""
+    import torch
+
+    return torch.float32 if dtype == "fp32" else torch.bfloat16
+
+
+def layer_weights(dtype: str) -> Weights:
+    return Weights.int8 if dtype == "int8" else Weights.model
+
+
+def shape_workload(config: ServingConfig, shape: str) -> Workload:
+    """Random weights; depths from traces of Table 1's means."""
+    from .shapes import PAPER_NAMES, served_shape
+
+    model = served_shape(shape, model_dtype(config.dtype), max(config.source_tokens), config.many, config.seed)
+    say(f"model: shape {shape}, random weights; depths replayed from traces ({', '.join(config.traces)})")
+    return Workload(
+        name=shape,
+        paper=PAPER_NAMES.get(shape, ""),
+        model=model,
+        config=config,
+        few=config.few,
+        many=config.many,
+        about={"shape": shape, "weights": "random", "layers": model.spec.num_layers},
+    )
+
+
+def folder_workload(config: ServingConfig, folder: Path) -> Workload:
+    """A trained folder on articles of its test split, each measure at its threshold."""
+    from calm.data import load_corpus
+    from calm.models.folder import load
+    from calm.papers import model_name
+    from serve.model import served
+
+    loaded = load(folder, dtype=model_dtype(config.dtype))
+    data = corpus_settings(config.data, loaded.settings.data)
+    tokenizer = loaded.tokenizer if data.max_article_tokens is not None else None
+    corpus = load_corpus(data, splits=("test",), tokenizer=tokenizer)
+    articles = corpus.splits["test"][: config.n]
+    name = model_name(loaded.settings.model, loaded.hf.config.to_dict())
+    model = served(folder, dtype=model_dtype(config.dtype))
+    many = min(config.many, model.max_target)
+    few = min(config.few, max(1, many // 2))
+    if few >= many:
+        raise ConfigError(f"{folder}: answers of {model.max_target} token cannot be timed step by step")
+    say(f"corpus: {corpus.name}, {len(articles)} articles of the test split, one of each family")
+    workload = Workload(
+        name=name or folder.name,
+        paper=name,
+        model=model,
+        config=config,
+        few=few,
+        many=many,
+        about={
+            "checkpoint": str(folder),
+            "model": name,
+            "weights": "trained",
+            "layers": model.spec.num_layers,
+            "corpus": corpus.name,
+            "articles": len(articles),
+        },
+        articles=articles,
+    )
+    choose_thresholds(workload, corpus.name)
+    return workload
+
+
+def choose_thresholds(workload: Workload, corpus: str) -> None:
+    """Each measure's policy: the threshold certified for the tolerance, else the papers' one; the notes say so."""
+    from calm.papers import given_thresholds
+    from calm.policies import Confident
+    from calm.thresholds import ThresholdSchedule, measure_schedule
+
+    config, model = workload.config, workload.model
+    found = {each.measure: each for each in model.artifacts if each.consistency is config.consistency}
+    told: dict[str, Any] = {}
+    for measure in config.measures:
+        artifact, threshold = found.get(measure), None
+        if measure is Measure.classifier and model.classifier is None:
+            workload.notes.append("classifier: this model has none; it is left out")
+            continue
+        if artifact is not None and artifact.certificate(config.tolerance).certified_below_one:
+            threshold = artifact.threshold_for(config.tolerance)
+            workload.policies[measure] = artifact.policy(threshold)
+            told[measure.value] = {"threshold": threshold, "certified_for": config.tolerance}
+            continue
+        given = given_thresholds(corpus, workload.paper).get(measure.value)
+        if given is None:
+            workload.notes.append(f"{measure.value}: neither certified nor given by a paper; it is left out")
+            continue
+        schedule = ThresholdSchedule(given, measure_schedule(measure, Schedule.decaying), length=model.max_target)
+        workload.policies[measure] = Confident(measure, schedule)
+        told[measure.value] = {"threshold": given, "certified_for": None}
+        workload.notes.append(
+            f"{measure.value}: nothing below 1 is certified for {config.consistency.value} tolerance "
+            f"{config.tolerance:g}; the paper's threshold {given:g} instead"
+        )
+    if not workload.policies:
+        raise ConfigError("none of the measures asked for can be served by this model; calibrate it first")
+    workload.about["thresholds"] = told
