@@ -27,6 +27,7 @@ from .common import Stamp, choose_model, corpus_settings, finish, say
 if TYPE_CHECKING:
     from .peer_case import Model
     from .peer_crew import Crew
+    from .peer_plan import Case, WorkerPlan
 
 UNFINISHED = 5  # exit status: cases were refused for noise or could not be measured
 
@@ -51,15 +52,13 @@ class Articles:
 def run(config: PeersConfig, run_dir: Path) -> int:
     stamp = Stamp("eval.peers", config)
     work = Path(config.work) if config.work else Path(config.environments) / "models"
-    ledger = run_dir / "cases"
     missing: dict[str, str] = {}
     if config.checkpoint is not None:
-        folder = choose_model(config.checkpoint)
-        _model(config, folder, None, work, ledger, run_dir, missing)
+        records = _model(config, choose_model(config.checkpoint), None, work, run_dir, missing)
     else:
-        for shape in config.shapes:
-            _model(config, shape_folder(shape, work, config.seed), shape, work, ledger, run_dir, missing)
-    records = _asked(config, ledger)
+        folders = {shape: shape_folder(shape, work, config.seed) for shape in config.shapes}
+        made = [_model(config, folder, shape, work, run_dir, missing) for shape, folder in folders.items()]
+        records = [record for each in made for record in each]
     rows = [row for record in records for row in record.get("ratios", ())]
     write_samples(run_dir / "samples.parquet", [record for record in records if "seconds" in record])
     from .peer_ratios import as_text
@@ -79,67 +78,64 @@ def run(config: PeersConfig, run_dir: Path) -> int:
 
 
 def _model(
-    config: PeersConfig,
-    folder: Path,
-    shape: str | None,
-    work: Path,
-    ledger: Path,
-    run_dir: Path,
-    missing: dict[str, str],
-) -> None:
-    """Measure the cases of one model that the ledger lacks; ``missing`` hears of those that it lacks afterwards."""
-    from calm.checkpoint import write_json
+    config: PeersConfig, folder: Path, shape: str | None, work: Path, run_dir: Path, missing: dict[str, str]
+) -> list[dict[str, Any]]:
+    """The records of one model's cases: those of the ledger, and measured now what it lacks.
 
+    ``missing`` hears of cases that could not be measured, with the reason.
+    """
     from .clocks import look
-    from .peer_case import measure_case
     from .peer_crew import Crew
     from .peer_plan import cases, our_workers, peer_workers
+
+    model, weights = describe(folder, shape), weights_name(folder)
+    articles = _articles(config, folder) if shape is None else None
+    asked = [case for case in cases(config, None if shape else model.name) if case.shape == model.name]
+    ledger = run_dir / "cases" / weights
+    paths = {ledger / f"{case.key(config)}.json": case for case in asked}
+    scores = None if articles is None else ledger / f"rouge-l-{config.n}-{next(iter(paths)).stem[-8:]}.json"
+    if any(not path.is_file() for path in [*paths, scores] if path is not None):
+        if not config.allow_noisy:
+            look().check()  # before an hour is spent on a busy machine
+        ledger.mkdir(parents=True, exist_ok=True)
+        plans = [*peer_workers(config), *our_workers(config)]
+        with Crew(config, folder, work / f"{weights}-converted", run_dir / "workers") as crew:
+            crew.start(plans, say)
+            for path, case in paths.items():
+                _measure(config, path, case, model, crew, plans, articles, missing)
+            if articles is not None and scores is not None and not scores.is_file():
+                _to_the_end(scores, crew, articles, model.eos)
+    return [json.loads(path.read_text("utf-8")) for path in [*paths, scores] if path is not None and path.is_file()]
+
+
+def _measure(
+    config: PeersConfig,
+    path: Path,
+    case: "Case",
+    model: "Model",
+    crew: "Crew",
+    plans: Sequence["WorkerPlan"],
+    articles: Articles | None,
+    missing: dict[str, str],
+) -> None:
+    """Measure a case that has no record yet, and leave one."""
+    from calm.checkpoint import write_json
+
+    from .peer_case import measure_case
     from .shapes import random_sources
 
-    model = describe(folder, shape)
-    articles = _articles(config, folder) if shape is None else None
-    todo = [case for case in cases(config, model.name if shape is None else None) if case.shape == model.name]
-    todo = [case for case in todo if not _record(ledger, case.key(config)).is_file()]
-    scores = ledger / f"{model.name}-rouge-l.json"
-    if not todo and (articles is None or scores.is_file()):
+    if path.is_file():
         return
-    if not config.allow_noisy:
-        look().check()  # before an hour is spent on a busy machine
-    plans = [*peer_workers(config), *our_workers(config)]
-    ledger.mkdir(parents=True, exist_ok=True)
-    with Crew(config, folder, work / store_name(folder), run_dir / "workers") as crew:
-        crew.start(plans, say)
-        for case in todo:
-            key = case.key(config)
-            sources = (
-                random_sources(model.vocab_size, case.batch, case.source, config.seed, model.eos)
-                if articles is None
-                else articles.sources[: case.batch]
-            )
-            try:
-                record = measure_case(config, case, model, crew, plans, sources)
-            except CalmError as error:
-                missing[key] = str(error)
-                continue
-            write_json(_record(ledger, key), record)
-            say(f"measured: {key}")
-        if articles is not None and not scores.is_file():
-            write_json(scores, _to_the_end(crew, articles, model.eos))
-
-
-def _record(ledger: Path, key: str) -> Path:
-    return ledger / f"{key}.json"
-
-
-def _asked(config: PeersConfig, ledger: Path) -> list[dict[str, Any]]:
-    """Records in the ledger of what this command asks for, in order."""
-    from .peer_plan import cases
-
-    trained = None if config.checkpoint is None else Path(config.checkpoint).resolve().name
-    paths = [_record(ledger, case.key(config)) for case in cases(config, trained)]
-    if trained is not None:
-        paths.append(ledger / f"{trained}-rouge-l.json")
-    return [json.loads(path.read_text("utf-8")) for path in paths if path.is_file()]
+    if articles is None:
+        sources = random_sources(model.vocab_size, case.batch, case.source, config.seed, model.eos)
+    else:
+        sources = articles.sources[: case.batch]
+    try:
+        write_json(path, measure_case(config, case, model, crew, plans, sources))
+    except CalmError as error:
+        missing[path.stem] = str(error)
+    else:
+        say(f"measured: {path.stem}")
 
 
 def describe(folder: Path, shape: str | None) -> "Model":
@@ -172,12 +168,12 @@ def shape_folder(shape: str, work: Path, seed: int) -> Path:
     return folder
 
 
-def store_name(folder: Path) -> str:
-    """Where conversions of a folder are kept: by its weights, so that other weights are converted anew."""
+def weights_name(folder: Path) -> str:
+    """A folder's name with a hash of its weights: others are converted, and measured, anew."""
     from calm.checkpoint import sha256_bytes, sha256_file
 
     parts = [sha256_file(folder / name) for name in ("model.safetensors", "config.json")]
-    return f"{folder.resolve().name}-{sha256_bytes(''.join(parts).encode())[:12]}-converted"
+    return f"{folder.resolve().name}-{sha256_bytes(''.join(parts).encode())[:12]}"
 
 
 def _articles(config: PeersConfig, folder: Path) -> Articles:
@@ -199,17 +195,17 @@ def _articles(config: PeersConfig, folder: Path) -> Articles:
     )
 
 
-def _to_the_end(crew: "Crew", articles: Articles, eos: int) -> dict[str, Any]:
-    """ROUGE-L of everyone's answers to EOS."""
+def _to_the_end(path: Path, crew: "Crew", articles: Articles, eos: int) -> None:
+    """Leave a record of ROUGE-L of everyone's answers to EOS."""
+    from calm.checkpoint import write_json
+
     from .peer_text import scores
 
-    answers = crew.answers(articles.sources, articles.longest)
-    told = scores(answers, articles.targets, eos, articles.to_text)
+    told = scores(crew.answers(articles.sources, articles.longest), articles.targets, eos, articles.to_text)
     for name, entry in told.items():
         say(f"{name}: ROUGE-L {entry['rouge_l']:.4f}, {entry['tokens']:.1f} tokens a row")
-    return {
-        "corpus": articles.corpus, "articles": len(articles.sources), "rouge_l": told, "failures": dict(crew.failures)
-    }  # fmt: skip
+    seen = {"corpus": articles.corpus, "articles": len(articles.sources)}
+    write_json(path, {**seen, "rouge_l": told, "failures": dict(crew.failures)})
 
 
 def write_samples(path: Path, records: Sequence[dict[str, Any]]) -> None:
