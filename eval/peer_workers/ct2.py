@@ -15,7 +15,8 @@ class Vocabulary:
     """CTranslate2 speaks strings: ids to tokens and back. Of ids with the same string the first one comes back."""
 
     def __init__(self, tokens: list[str]) -> None:
-        self._tokens, self._ids = tokens, {}
+        self._tokens = tokens
+        self._ids: dict[str, int] = {}
         for number, token in enumerate(tokens):
             self._ids.setdefault(token, number)
 
