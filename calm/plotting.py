@@ -127,10 +127,10 @@ def _plot_panel(part: pd.DataFrame, ax: Any) -> None:
                 highest = max(highest, bar["static"])
             ax.annotate(
                 bar["note"], (x, highest), (0, 3), textcoords="offset points", ha="center", va="bottom",
-                fontsize=NOTE_SIZE, rotation=90 if upright else 0, linespacing=0.95,
+                fontsize=NOTE_SIZE, rotation=90 if upright else 0, linespacing=1.1,
             )  # fmt: skip
             lines = str(bar["note"]).split("\n")
-            points = 0.62 * NOTE_SIZE * max(map(len, lines)) if upright else 1.25 * NOTE_SIZE * len(lines)
+            points = 0.62 * NOTE_SIZE * max(map(len, lines)) if upright else 1.4 * NOTE_SIZE * len(lines)
             top = max(top, highest / (1 - (points + 8) / PANEL_POINTS))
     ax.set_xticks(range(len(rows)), rows, fontsize="small")
     ax.set_ylim(0, top or 1.0)

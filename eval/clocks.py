@@ -213,7 +213,7 @@ def paired(
     repeats: int,
     warmups: int = 1,
     *,
-    allow_noisy: bool = False,
+    allow_noisy: bool | None = False,
     now: Callable[[], float] = time.perf_counter,
     load: ReadLoad | None = None,
     tick: Callable[[], object] = lambda: None,
@@ -224,6 +224,7 @@ def paired(
         contenders: the baseline first.
         few, many: tokens of the two runs.
         repeats: rounds that count; ``warmups`` before them do not.
+        allow_noisy: None leaves it to the caller to look at the noise.
         load: what the machine does; default: /proc, with nobody's processes but our own.
         tick: called after every contender's turn.
 
@@ -252,7 +253,8 @@ def paired(
     found = Paired(few, many, order[0].name, {name: tuple(row) for name, row in samples.items()}, Noise(foreign))
     again = {clock: found.speedup(order[0].name + AGAIN, order[0].name, clock) for clock in Clocked}
     noise = Noise(foreign, again)
-    noise.check(allow_noisy)
+    if allow_noisy is not None:
+        noise.check(allow_noisy)
     return Paired(few, many, found.baseline, found.samples, noise)
 
 

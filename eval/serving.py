@@ -63,7 +63,7 @@ class Runs:
         num_layers = self.workload.num_layers
 
         def mean(name: str) -> float:
-            layers = [layer for answer in self.served or self.answers for layer in getattr(answer, name)]
+            layers: list[int] = [layer for answer in self.served or self.answers for layer in getattr(answer, name)]
             return sum(layers) / len(layers)
 
         crossing, emission, executed = (mean(f"{name}_layers") for name in ("crossing", "emission", "executed"))
@@ -140,7 +140,7 @@ class Cell:
                 runs.sessions.clear()
             few, many = self.workload.few, self.workload.many
             found = paired(
-                contenders, few, many, config.repeats, config.warmups, allow_noisy=True, tick=tick, load=_load(config)
+                contenders, few, many, config.repeats, config.warmups, allow_noisy=None, tick=tick, load=_load(config)
             )
             for runs in self.runs.values():  # warm-ups do not count, nor the baseline's second turn
                 turns = 2 if runs.entry.role == FULL else 1

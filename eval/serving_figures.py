@@ -35,7 +35,7 @@ LATENCY = Drawn(
     2,
     "latency",
     "inner_token_latency",
-    "inner-token latency (ms)  @ sequences decoding at once",
+    "inner-token latency (ms)\n@ sequences decoding at once",
     1000.0,
     "latency between tokens",
 )

@@ -129,7 +129,7 @@ class CellResult:
 
         workload, config, engine = self.cell.workload, self.cell.workload.config, runs.engine
         packed = getattr(engine.machine, "packed", None)
-        sizes = Sizes.of(workload.model.spec, config.dtype) if packed is None else Sizes(**packed.bytes)
+        sizes = Sizes.of(workload.model.spec, config.dtype) if packed is None else Sizes(**packed.sizes)
         width = 4 if config.dtype == "fp32" else 2
         whole = Need()
         steps = range(workload.few, workload.many)

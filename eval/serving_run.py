@@ -2,10 +2,11 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calm.config import ServingConfig
+from calm.config import BatchRule, ServingConfig
 from calm.errors import DataError
 
 from .common import Stamp, finish, plain, say
@@ -70,6 +71,8 @@ def measured(workload: "Workload", run_dir: Path) -> dict[str, Any]:
     for source in [None] if workload.trained else config.source_tokens:
         for batch in config.batches:
             results.append(one_cell(workload, batch, source))
+    if ceilings is not None:
+        ceilings = with_packed(ceilings, results, config.dtype)
     cells = []
     for result in results:
         entries = [result.entry(runs, ceilings) for runs in result.cell.runs.values()]
@@ -101,6 +104,18 @@ def measured(workload: "Workload", run_dir: Path) -> dict[str, Any]:
         "ratios": [row for result in results for row in result.ratios()],
     }
     return finite(whole)
+
+
+def with_packed(ceilings: "Ceilings", results: "list[CellResult]", dtype: str) -> "Ceilings":
+    """With the native runner's own products, where it ran: those of the largest batch."""
+    from .ceilings import PRODUCT_ROWS, packed_rates
+
+    native = [result.cell for result in results if result.cell.runner == "native"]
+    if not native:
+        return ceilings
+    cell = max(native, key=lambda each: each.batch)
+    rates = packed_rates(cell.engine(BatchRule.own), PRODUCT_ROWS)
+    return replace(ceilings, macs={**ceilings.macs, f"{dtype} packed": rates})
 
 
 def one_cell(workload: "Workload", batch: int, source: int | None) -> "CellResult":
