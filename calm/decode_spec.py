@@ -28,7 +28,8 @@ class DecodeSpec:
     """What a process needs to decode: a model folder and how. ``dtype`` is float32 or bfloat16.
 
     ``make`` makes the decoder of ``decoder=engine``, which calm does not know; ``head``, ``head_k``, ``rule``,
-    ``quantile``, ``runner`` (eager or native), ``weights`` and ``cross_kv`` are the engine's.
+    ``quantile``, ``runner`` (eager or native), ``weights`` and ``cross_kv`` are the engine's; ``kernels`` names what
+    the native runner's products are made of.
     """
 
     folder: str
@@ -45,6 +46,7 @@ class DecodeSpec:
     runner: RunnerName = RunnerName.eager
     weights: Weights = Weights.model
     cross_kv: Weights = Weights.model
+    kernels: str = ""
     make: "Callable[[EarlyExitT5, DecodeSpec], Decode] | None" = None
 
     def __post_init__(self) -> None:
@@ -67,7 +69,7 @@ class DecodeSpec:
     def arithmetic(self) -> str:
         """Of the decode, as certificates name it (calm.calibration.identity)."""
         native = self.decoder is DecoderName.engine and self.runner is RunnerName.native
-        return arithmetic(self.dtype, native, self.weights, self.cross_kv)
+        return arithmetic(self.dtype, native, self.weights, self.cross_kv, self.head, kernels=self.kernels)
 
     @property
     def rows_per_task(self) -> int:

@@ -95,25 +95,19 @@ def decoder_maker(name: DecoderName) -> "Callable[[EarlyExitT5, DecodeSpec], Dec
     return engine_decoder
 
 
-def choose_runner(name: DecoderName, runner: RunnerName, device: str) -> RunnerName:
-    """Eager or native, for ``decoder=engine``; the other decoders are eager.
+def choose_runner(name: DecoderName, runner: RunnerName, device: str) -> dict[str, Any]:
+    """Of a DecodeSpec: eager or native for ``decoder=engine`` and, of the latter, its kernels; the others are eager.
 
     Raises:
         NativeError: native was asked for and cannot be had.
     """
-    if name is not DecoderName.engine or runner is RunnerName.eager:
-        return RunnerName.eager
-    from serve.native.build import NativeError, library
+    if name is not DecoderName.engine:
+        return {"runner": RunnerName.eager}
+    from serve.backend import pick
+    from serve.native.build import kernels
 
-    try:
-        if device != "cpu":
-            raise NativeError(f"runner=native is for CPUs, and the device is {device}; use runner=eager")
-        library()
-    except NativeError:
-        if runner is RunnerName.native:
-            raise
-        return RunnerName.eager
-    return RunnerName.native
+    found = pick(runner, device.split(":")[0])
+    return {"runner": found, "kernels": kernels() if found is RunnerName.native else ""}
 
 
 @contextmanager

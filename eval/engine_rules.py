@@ -67,7 +67,7 @@ def run(config: EngineRulesConfig, run_dir: Path) -> int:
         for size in config.batch_sizes:
             spec = DecodeSpec(
                 str(folder), device, decoder=DecoderName.engine, batch_size=size, rule=rule,
-                quantile=config.quantile, runner=runner,
+                quantile=config.quantile, **runner,
                 make=decoder_maker(DecoderName.engine),
             )  # fmt: skip
             with open_decoder(spec, config.processes, bars.rows) as decode:
@@ -89,7 +89,7 @@ def run(config: EngineRulesConfig, run_dir: Path) -> int:
         "threshold": list(threshold) if isinstance(threshold, tuple) else threshold,
         "tolerance": config.tolerance,
         "error_prob": artifact.error_prob,
-        "runner": runner.value,
+        "runner": runner["runner"].value,
         "rules": rows,
     }
     summary["unexplained"] = unexplained(rows)

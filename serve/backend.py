@@ -21,7 +21,7 @@ from .accounting import Clock
 from .exits import Exits
 from .heads import make_head
 from .model import ServedModel
-from .native.build import NativeError, library
+from .native.build import NativeError, available, instructions, kernels, library
 from .native.machine import NativeMachine
 from .native.slots import NativeSlots
 from .native.views import INT8
@@ -43,9 +43,10 @@ class Backend:
     Attributes:
         name: eager or native.
         arithmetic: as certificates name it.
+        slots, exits: where rows' K/V and policies are.
         runner: gives cross K/V and knows the slots.
         machine: what waves are made with.
-        wave: (rule, rows, bucket or None) -> a wave at layer 0.
+        wave: (rule, rows, bucket or None) -> a wave at layer 0; a native one has no bucket.
     """
 
     name: RunnerName
@@ -68,23 +69,41 @@ class CrossRunner:
         return cross_kv(self.spec, encoder_hidden)
 
 
-def chosen(model: ServedModel, options: EngineOptions) -> RunnerName:
-    """The runner of an engine: ``auto`` is native on a CPU that can compile it, else eager.
+def pick(runner: RunnerName, device: str, spec: DecoderSpec | None = None) -> RunnerName:
+    """Eager or native: ``auto`` is native for a CPU with AVX-512 that can compile it, and else eager.
+
+    Args:
+        spec: whether the compiled step knows this decoder is asked too.
 
     Raises:
-        ConfigError: int8 weights without the native runner.
-        NativeError: runner=native where it cannot be had.
+        NativeError: native was asked for and cannot be had.
     """
-    name = options.runner
-    if name is not RunnerName.eager:
-        try:
-            check_served(model.spec)
+    if runner is RunnerName.eager:
+        return runner
+    try:
+        if device != "cpu":
+            raise NativeError(f"runner=native is for CPUs, and the device is {device}; use runner=eager")
+        if spec is not None:
+            check_served(spec)
+        if runner is RunnerName.native:
             library()
-            name = RunnerName.native
-        except NativeError:
-            if name is RunnerName.native:
-                raise
-            name = RunnerName.eager
+        elif available() is not None or not instructions().startswith("avx512"):
+            return RunnerName.eager  # its code for other processors is right, but no faster than torch
+    except NativeError:
+        if runner is RunnerName.native:
+            raise
+        return RunnerName.eager
+    return RunnerName.native
+
+
+def chosen(model: ServedModel, options: EngineOptions) -> RunnerName:
+    """The runner of an engine.
+
+    Raises:
+        ConfigError: int8 without the native runner.
+        NativeError: as ``pick``.
+    """
+    name = pick(options.runner, model.device.type, model.spec)
     for what in ("weights", "cross_kv"):
         if name is RunnerName.eager and getattr(options, what) is Weights.int8:
             raise ConfigError(f"{what}=int8 needs runner=native, and this engine runs eagerly")
@@ -106,9 +125,16 @@ def make_backend(model: ServedModel, options: EngineOptions, clock: Clock) -> Ba
 
 
 def _arithmetic(model: ServedModel, options: EngineOptions, *, native: bool) -> str:
-    dtype = str(model.dtype).removeprefix("torch.")
-    cross = options.cross_kv
-    return arithmetic(dtype, native, options.weights, cross, options.prefill_rows, options.source_multiple)
+    return arithmetic(
+        str(model.dtype).removeprefix("torch."),
+        native,
+        options.weights,
+        options.cross_kv,
+        options.head,
+        options.prefill_rows,
+        options.source_multiple,
+        kernels() if native else "",
+    )
 
 
 def _eager(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clock) -> Backend:

@@ -313,7 +313,7 @@ class Engine:
     def _wave(self, rule: Rule) -> Spoken:
         """The wave whose turn it is, taken through the layers."""
         waiting = {id(row) for wave in self._parked for row in wave.rows}
-        fresh = [row for row in self._running if id(row) not in waiting]
+        fresh = [row for row in self._running if id(row) not in waiting] if waiting else list(self._running)
         resumed = next_parked(self._parked, rule, len(fresh))
         if resumed is not None:
             self._parked.remove(resumed)

@@ -19,6 +19,7 @@ struct HeadShape {
 template <class T>
 static void put_key(int32_t* keys, const HeadShape& shape, int position, const float* key) {
     int32_t* block = keys + (int64_t)(position / W) * shape.depth() * W + position % W;
+    if (shape.width % T::PER) block[(int64_t)(shape.depth() - 1) * W] = 0;  // what of a lane is no number counts as one
     for (int d = 0; d < shape.width; d++)
         ((typename T::Number*)(block + (int64_t)(d / T::PER) * W))[d % T::PER] = T::round(key[d]);
 }
@@ -26,6 +27,8 @@ static void put_key(int32_t* keys, const HeadShape& shape, int position, const f
 template <class T>
 static void put_value(int32_t* values, const HeadShape& shape, int position, const float* value) {
     int32_t* group = values + (int64_t)(position / T::PER) * whole(shape.width);
+    if (position % T::PER == 0)  // positions that are still to come count as 0 * value: they must be numbers
+        std::memset(group, 0, (size_t)shape.width * 4);
     for (int d = 0; d < shape.width; d++)
         ((typename T::Number*)(group + d))[position % T::PER] = T::round(value[d]);
 }
@@ -153,6 +156,7 @@ static void put_coarse(int32_t* keys, int32_t* values, const Coarse& c, const He
         const float step = step_of(key + (int64_t)t * width, width, 1);
         int32_t* block = keys + (int64_t)(t / W) * depth * W + t % W;
         int32_t total = 0;
+        block[(int64_t)(depth - 1) * W] = 0;
         for (int d = 0; d < width; d++) {
             const int8_t q = in_steps(key[(int64_t)t * width + d], step);
             ((int8_t*)(block + (int64_t)(d / 4) * W))[d % 4] = q;
@@ -160,6 +164,7 @@ static void put_coarse(int32_t* keys, int32_t* values, const Coarse& c, const He
         }
         c.key_scale[t] = step, c.key_sum[t] = 128 * total;
     }
+    std::memset(values + (int64_t)((count - 1) / 4) * whole(width), 0, (size_t)width * 4);
     for (int d = 0; d < width; d++) {
         const float step = step_of(value + d, count, width);
         for (int t = 0; t < count; t++)
@@ -208,13 +213,17 @@ static void attend_coarse(const float* query, const int32_t* keys, const int32_t
     for (; b + ABREAST <= blocks; b += ABREAST)
         coarse_blocks<ABREAST>(at.query, keys + (int64_t)b * depth * W, depth, c, b * W, step, at.scores);
     for (; b < blocks; b++) coarse_blocks<1>(at.query, keys + (int64_t)b * depth * W, depth, c, b * W, step, at.scores);
-    const float scale = 1.0f / (255.0f * soften(at.scores, count, nullptr));
+    soften(at.scores, count, nullptr);
+    vi total{};  // of the rounded shares: they sum to one again
     const int groups_of_four = groups(count, 4);
     uint8_t* shares = (uint8_t*)at.shares;
     const vf magic = broadcast(12582912.0f);
+    vi wrong{};
     for (b = 0; b < blocks; b++) {
         const vf q = multiply_add(load(at.scores + b * W), broadcast(255.0f), magic) - magic;
         const vi whole_q = __builtin_convertvector(choose(q == q, q, vf{}), vi);
+        wrong |= q != q;
+        total += whole_q;
 #if defined(__AVX512F__)
         const __m128i bytes = _mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)whole_q);
         std::memcpy(shares + b * W, &bytes, W);
@@ -222,7 +231,9 @@ static void attend_coarse(const float* query, const int32_t* keys, const int32_t
         for (int j = 0; j < W; j++) shares[b * W + j] = (uint8_t)whole_q[j];
 #endif
     }
-    int v = 0;
+    int steps = 0, odd = 0, v = 0;
+    for (int i = 0; i < W; i++) steps += total[i], odd |= wrong[i];
+    const float scale = odd ? NAN : 1.0f / (float)steps;
     for (; v + ABREAST * W <= stride; v += ABREAST * W)
         coarse_vectors<ABREAST>(at.shares, values + v, groups_of_four, stride, at.mixed + v);
     for (; v < stride; v += W) coarse_vectors<1>(at.shares, values + v, groups_of_four, stride, at.mixed + v);

@@ -9,11 +9,15 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
+import weakref
 from functools import cache
 from pathlib import Path
+
+import torch
 
 from calm.checkpoint import sha256_file
 from calm.errors import CalmError
@@ -23,7 +27,9 @@ from .views import ModelView, WaveView
 logger = logging.getLogger(__name__)
 
 SOURCE = "step.cpp"
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared")
+REVISION = 1  # of the arithmetic: certificates in bf16 and int8 belong to one
+# products that are to be fused say so: what the compiler fuses by itself could differ from copy to copy of a function
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-shared")
 COMPILERS = ("c++", "g++", "clang++")
 BUILD_SECONDS = 300
 
@@ -36,13 +42,14 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("CALM_CACHE") or Path.home() / ".cache" / "calm").expanduser() / "native"
 
 
-def _compiler() -> str:
-    asked = os.environ.get("CXX")
-    for name in [asked] if asked else COMPILERS:
-        found = shutil.which(name)
+def _compiler() -> list[str]:
+    """The command to compile with; ``CXX`` may have arguments."""
+    asked = shlex.split(os.environ.get("CXX", ""))
+    for command in [asked] if asked else [[name] for name in COMPILERS]:
+        found = shutil.which(command[0])
         if found:
-            return found
-    tried = f"CXX={asked}" if asked else ", ".join(COMPILERS)
+            return [found, *command[1:]]
+    tried = f"CXX={asked[0]}" if asked else ", ".join(COMPILERS)
     raise NativeError(f"no C++ compiler found ({tried}); install one, or use runner=eager")
 
 
@@ -56,30 +63,32 @@ def _processor() -> str:
     return "\n".join(sorted(set(told)))
 
 
-def _key(compiler: str) -> str:
+def _key(compiler: list[str]) -> str:
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.[ch]*")):
         if path.suffix in (".cpp", ".h"):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False, timeout=60)
-    digest.update("\0".join([compiler, said.stdout, *FLAGS, _processor()]).encode())
+    said = subprocess.run([*compiler, "--version"], capture_output=True, check=False, timeout=60)
+    digest.update("\0".join([*compiler, *FLAGS, _processor()]).encode() + said.stdout)
     return digest.hexdigest()[:20]
 
 
-def _build(compiler: str, target: Path) -> None:
+def _build(compiler: list[str], target: Path) -> None:
     """Compile beside the target and move it there, then its hash: whoever looks sees a whole library or none."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
-        made = Path(folder) / target.name
-        command = [compiler, *FLAGS, "-o", str(made), str(Path(__file__).parent / SOURCE)]
-        logger.info("compiling the native runner with %s", compiler)
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BUILD_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise NativeError(f"{compiler} took more than {BUILD_SECONDS} s; use runner=eager") from None
-        if done.returncode != 0:
-            first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
-            raise NativeError(f"{compiler} cannot compile the native runner ({first}); use runner=eager")
+        made, source = Path(folder) / target.name, str(Path(__file__).parent / SOURCE)
+        logger.info("compiling the native runner with %s", compiler[0])
+        portable = tuple(flag for flag in FLAGS if not flag.startswith("-march="))  # some compilers know no native
+        for flags in (FLAGS, portable):
+            command = [*compiler, *flags, "-o", str(made), source]
+            done = subprocess.run(command, capture_output=True, check=False, timeout=BUILD_SECONDS)
+            if done.returncode == 0:
+                break
+        else:
+            told = done.stderr.decode(errors="replace")
+            first = next((line for line in told.splitlines() if "error" in line), told.strip()[:200])
+            raise NativeError(f"{compiler[0]} cannot compile the native runner ({first}); use runner=eager")
         digest = Path(folder) / "sha256"
         digest.write_text(sha256_file(made), encoding="utf-8")
         os.replace(made, target)
@@ -101,21 +110,56 @@ def library() -> ctypes.CDLL:
     """The compiled functions, built when this machine has not seen them before.
 
     Raises:
-        NativeError: there is no compiler, it fails, or the cache folder cannot be written.
+        NativeError: there is no compiler, it fails, or the cache folder cannot be written; the next call tries again.
     """
-    compiler = _compiler()
-    target = _cache_folder() / f"step-{_key(compiler)}.so"
     try:
+        compiler = _compiler()
+        target = _cache_folder() / f"step-{_key(compiler)}.so"
         if not _whole(target):
             _build(compiler, target)
         return _typed(ctypes.CDLL(str(target)))
-    except OSError as error:
-        raise NativeError(f"the native runner cannot be built in {target.parent}: {error}; set CALM_CACHE") from None
+    except subprocess.TimeoutExpired:
+        raise NativeError(f"the C++ compiler took more than {BUILD_SECONDS} s; use runner=eager") from None
+    except (OSError, RuntimeError, UnicodeError, subprocess.SubprocessError) as error:
+        if isinstance(error, NativeError):
+            raise
+        raise NativeError(f"the native runner cannot be built ({error}); set CALM_CACHE, or use runner=eager") from None
+
+
+@cache
+def available() -> NativeError | None:
+    """None where the native runner can be had; else why not. Asked once in a process, and said once in its log."""
+    try:
+        library()
+    except NativeError as error:
+        logger.warning("%s", error)
+        return error
+    return None
+
+
+def instructions() -> str:
+    """What the products are made of here, such as ``avx512-bf16-vnni``. Raises NativeError."""
+    return str(library().calm_instructions().decode())
+
+
+def kernels() -> str:
+    """What decides the last bits of bf16 and int8: this code's revision, its products, and torch's, for the encoder."""
+    return f"{REVISION} {instructions()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+class Handle:
+    """An engine of the library, for as long as somebody holds this; whoever does holds what its memory is too."""
+
+    def __init__(self, view: ModelView, *memory: object) -> None:
+        self._memory = (view, *memory)
+        self.address: int = library().calm_new(ctypes.byref(view))
+        weakref.finalize(self, library().calm_free, self.address).atexit = False
 
 
 def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
     pointer, whole, long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
     signatures: dict[str, tuple[object, list[object]]] = {
+        "calm_instructions": (ctypes.c_char_p, []),
         "calm_packed_lanes": (long, [whole, whole, whole]),
         "calm_pack": (None, [pointer, whole, whole, whole, pointer, pointer, pointer]),
         "calm_product": (None, [pointer, whole, pointer, pointer, pointer, whole, whole, whole, pointer]),
@@ -130,7 +174,7 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
         "calm_fill": (None, [pointer, whole, whole]),
         "calm_start": (None, [pointer, pointer]),
         "calm_climb": (whole, [pointer, pointer]),
-        "calm_speak": (None, [pointer, pointer]),
+        "calm_speak": (whole, [pointer, pointer]),
         "calm_logits": (None, [pointer, pointer, whole, pointer]),
     }
     for name, (result, arguments) in signatures.items():

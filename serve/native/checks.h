@@ -99,9 +99,9 @@ static bool has_candidates(const Model& m, int slot) {
     return m.head_kind == CANDIDATES && m.candidates[(int64_t)slot * m.head_k] != NOTHING;
 }
 
-static Look look_at(const float* logits, int words, bool spread) {
+static Look look_at(const float* logits, int words, bool spread, bool mean) {
     Look look{best_of(logits, words), {}, words};
-    if (spread) look.spread = spread_of(logits, words, look.best.first);
+    if (spread) look.spread = spread_of(logits, words, look.best.first, mean);
     return look;
 }
 
@@ -115,8 +115,9 @@ static float confidence_of(const Model& m, int slot, int64_t measure, const Look
     }
 }
 
+// ``asked``: slots of the rows that look at the vocabulary; ``places``: of these rows in the wave.
 struct Checker {
-    std::vector<int32_t> asked, narrow, ids;
+    std::vector<int32_t> asked, places, ids;
     std::vector<float> exact;
     std::vector<Doubt> doubts;
     std::vector<float> confidence;  // by place in the wave
@@ -125,7 +126,7 @@ struct Checker {
 
 static void look(const Model& m, int slot, int place, const float* logits, int words, const int32_t* ids, Checker& c) {
     const int64_t measure = m.measures[slot];
-    const Look seen = look_at(logits, words, measure != AGREEMENT);
+    const Look seen = look_at(logits, words, measure != AGREEMENT, measure == ENTROPY);
     if (measure == AGREEMENT) {
         const int word = seen.best.word < 0 ? NOTHING : ids ? ids[seen.best.word] : seen.best.word;
         m.run[slot] = m.run[slot] > 0 && m.argmax[slot] == word ? m.run[slot] + 1 : 1;
@@ -137,8 +138,7 @@ static void look(const Model& m, int slot, int place, const float* logits, int w
 // Confidences of the rows that may leave after this layer; NaN for those that nobody asks.
 static void ask(const Model& m, Scratch& s, Checker& c, const Wave& w) {
     c.confidence.assign(w.active_count, NAN);
-    c.asked.clear(), c.narrow.clear();
-    std::vector<int32_t>& places = c.narrow;  // of the rows in ``asked``
+    c.asked.clear(), c.places.clear();
     for (int i = 0; i < w.active_count; i++) {
         const int slot = w.active[i];
         const int64_t measure = m.measures[slot];
@@ -154,7 +154,7 @@ static void ask(const Model& m, Scratch& s, Checker& c, const Wave& w) {
             candidate_words(m, s, slot, logits);
             look(m, slot, i, logits, m.head_k, m.candidates + (int64_t)slot * m.head_k, c);
         } else {
-            c.asked.push_back(slot), places.push_back(i);
+            c.asked.push_back(slot), c.places.push_back(i);
         }
     }
     if (c.asked.empty()) return;
@@ -171,7 +171,7 @@ static void ask(const Model& m, Scratch& s, Checker& c, const Wave& w) {
             few_words(m, s, c.asked[j], c.ids.data(), m.head_k, c.exact.data());
             for (int i = 0; i < m.head_k; i++) logits[c.ids[i]] = c.exact[i];
         }
-        look(m, c.asked[j], places[j], logits, m.vocabulary, nullptr, c);
+        look(m, c.asked[j], c.places[j], logits, m.vocabulary, nullptr, c);
         if (m.head_kind == CANDIDATES)
             largest_k(logits, m.vocabulary, m.head_k, m.candidates + (int64_t)c.asked[j] * m.head_k, c.heap);
     }
@@ -197,12 +197,20 @@ static void say_screened(const Model& m, Scratch& s, Checker& c, std::vector<int
         int best = NOTHING;
         bool sure = s.x.scale[j] == s.x.scale[j];
         if (sure) {
+            for (w = 0; w + W <= m.vocabulary; w += W) {  // a word that is no number may be any
+                const vf b = load(bounds + w);
+                store(bounds + w, choose(b == b, b, broadcast(INFINITY)));
+            }
+            for (; w < m.vocabulary; w++) bounds[w] = bounds[w] == bounds[w] ? bounds[w] : INFINITY;
             largest_k(bounds, m.vocabulary, k + 1, c.ids.data(), c.heap);
             few_words(m, s, c.asked[j], c.ids.data(), k, c.exact.data());
             float top = -INFINITY;
-            for (int i = 0; i < k; i++)
+            bool numbers = true;
+            for (int i = 0; i < k; i++) {
+                numbers &= c.exact[i] == c.exact[i];
                 if (c.exact[i] > top || (c.exact[i] == top && c.ids[i] < best)) top = c.exact[i], best = c.ids[i];
-            sure = bounds[c.ids[k]] < top && std::isfinite(top);
+            }
+            sure = numbers && bounds[c.ids[k]] < top && std::isfinite(top);
         }
         if (sure)
             words[places[j]] = best;
@@ -215,7 +223,7 @@ static void say_screened(const Model& m, Scratch& s, Checker& c, std::vector<int
 // Greedy words of these rows. ``emission``: where each speaks; ``fallbacks`` counts rows that the screen left open.
 static void say(const Model& m, Scratch& s, Checker& c, const int32_t* slots, const int32_t* emission, int count,
                 int32_t* words, int32_t* fallbacks) {
-    c.asked.clear(), c.narrow.clear();
+    c.asked.clear(), c.places.clear();
     for (int i = 0; i < count; i++) {
         const int slot = slots[i];
         const bool early = m.crossed[slot] && emission[i] < m.layers && reads_words(m.measures[slot]) &&
@@ -226,17 +234,17 @@ static void say(const Model& m, Scratch& s, Checker& c, const int32_t* slots, co
             const Best best = best_of(logits, m.head_k);
             words[i] = best.word < 0 ? NOTHING : m.candidates[(int64_t)slot * m.head_k + best.word];
         } else {
-            c.asked.push_back(slot), c.narrow.push_back(i);
+            c.asked.push_back(slot), c.places.push_back(i);
         }
     }
     if (m.head_kind == SCREENED && !c.asked.empty()) {
-        say_screened(m, s, c, c.narrow, words);
+        say_screened(m, s, c, c.places, words);
         *fallbacks += (int32_t)c.asked.size();
     }
     if (c.asked.empty()) return;
     all_words(m, s, c.asked.data(), (int)c.asked.size());
     for (size_t j = 0; j < c.asked.size(); j++)
-        words[c.narrow[j]] = best_of(s.logits.data() + (int64_t)j * m.vocabulary, m.vocabulary).word;
+        words[c.places[j]] = best_of(s.logits.data() + (int64_t)j * m.vocabulary, m.vocabulary).word;
 }
 
 }  // namespace calm

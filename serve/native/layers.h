@@ -13,6 +13,7 @@ struct Scratch {
     Rows x, few;
     std::vector<float> query, kv, mixed, residual, wide, out, normed, logits, scores, mixed_head;
     std::vector<int32_t> query_lanes, share_lanes;
+    std::vector<int> order;
 
     static float* need(std::vector<float>& memory, size_t count) {
         if (memory.size() < count) memory.resize(count);
@@ -74,8 +75,12 @@ static void attend_sources_coarsely(const Model& m, Scratch& s, int layer, const
     const HeadShape shape = cross_shape(m);
     const HeadScratch at = scratch_of(m, s, shape.positions);
     for (int i = 0; i < count; i++)
-        for (int h = 0; h < m.heads && m.source_length[slots[i]] > 0; h++) {
+        for (int h = 0; h < m.heads; h++) {
             const int64_t place = head_at(m, layer, slots[i], h), where = ((int64_t)i * m.heads + h) * m.d_kv;
+            if (m.source_length[slots[i]] <= 0) {  // a slot without a source
+                std::memset(s.mixed.data() + where, 0, (size_t)m.d_kv * 4);
+                continue;
+            }
             attend_coarse(s.query.data() + where, m.cross_keys + place * shape.key_lanes(),
                           m.cross_values + place * shape.value_lanes(),
                           Coarse::at(m.coarse + place * Coarse::lanes(shape), shape), shape,
@@ -191,13 +196,17 @@ static void run_layer(const Model& m, Scratch& s, int layer, const int32_t* slot
 
 // K/V of the layers above ``executed`` of each row, from its hidden; a row is normalised once for all layers.
 static void backfill(const Model& m, Scratch& s, const int32_t* slots, const int32_t* executed, int count) {
-    std::vector<int> order(count);
+    std::vector<int>& order = s.order;
+    order.resize(count);
     for (int i = 0; i < count; i++) order[i] = i;
-    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return executed[a] < executed[b]; });
+    std::sort(order.begin(), order.end(), [&](int a, int b) {
+        return executed[a] < executed[b] || (executed[a] == executed[b] && a < b);
+    });
     const int inner = m.heads * m.d_kv;
     float* kv = Scratch::need(s.kv, (size_t)count * 2 * inner);
     int rows = 0;
     while (rows < count && executed[order[rows]] < m.layers) rows++;
+    if (!rows) return;
     s.x.shape(m.kind, rows, m.d_model);
     for (int i = 0; i < rows; i++) put_normed(m, s, i, m.hidden + (int64_t)slots[order[i]] * m.d_model);
     for (int layer = 1; layer <= m.layers; layer++) {

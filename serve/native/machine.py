@@ -1,7 +1,6 @@
 """An engine's native half: packed weights, slots, and where each row stands, behind a handle of the library."""
 
 import ctypes
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +12,9 @@ from calm.models.base import DecoderSpec
 
 from ..accounting import Clock
 from ..exits import Exits
-from .build import library
+from .build import Handle, library
 from .slots import NativeSlots
-from .views import BF16, FP32, MatrixView, ModelView, WaveView
+from .views import BF16, FP32, NO_MEMORY, MatrixView, ModelView, WaveView
 from .weights import ACTIVATIONS, Packed, address, bias_by_distance
 
 if TYPE_CHECKING:
@@ -111,9 +110,11 @@ class NativeMachine:
             setattr(view, name, address(row))
         functions = library()
         self._start, self._climb, self._speak = functions.calm_start, functions.calm_climb, functions.calm_speak
-        self._handle: int = functions.calm_new(ctypes.byref(view))
-        weakref.finalize(self, functions.calm_free, self._handle)
-        slots.attach(self._handle)
+        kept = [self.step, self.token, self._hidden, self._previous, self._ints, self._candidates, self.confidences]
+        kept += [self._bias, self._checked, self._classifier, self._words, self._doubt]
+        self._owner = Handle(view, packed, exits, *kept)
+        self._handle = self._owner.address
+        slots.attach(self._owner)
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -137,11 +138,16 @@ class NativeMachine:
         self._start(self._handle, ctypes.byref(wave))
 
     def climb(self, wave: WaveView) -> int:
-        """A Status."""
-        return int(self._climb(self._handle, ctypes.byref(wave)))
+        """A Status. Raises MemoryError."""
+        status = int(self._climb(self._handle, ctypes.byref(wave)))
+        if status == NO_MEMORY:
+            raise MemoryError("no memory left for a step of this batch")
+        return status
 
     def speak(self, wave: WaveView) -> None:
-        self._speak(self._handle, ctypes.byref(wave))
+        """Raise MemoryError."""
+        if self._speak(self._handle, ctypes.byref(wave)) == NO_MEMORY:
+            raise MemoryError("no memory left for the words of this batch")
 
     def states(self, slots: Sequence[int]) -> Tensor:
         """(rows, d_model) hidden states of these slots, fp32."""

@@ -46,8 +46,9 @@ static void pack(const float* weights, int outputs, int inputs, int kind, void* 
             int32_t total = 0;
             if (kind == INT8) {
                 float top = 0.0f;
-                for (int k = 0; k < inputs; k++) top = std::fabs(row[k]) > top ? std::fabs(row[k]) : top;
-                step = top > 0.0f ? top / LEVELS : 1.0f;
+                for (int k = 0; k < inputs; k++)
+                    if (!(std::fabs(row[k]) <= top)) top = std::fabs(row[k]);  // NaN stays
+                step = top == 0.0f ? 1.0f : std::isfinite(top) ? top / LEVELS : NAN;
                 scale[n] = step;
             }
             for (int k = 0; k < inputs; k++) {
@@ -57,7 +58,7 @@ static void pack(const float* weights, int outputs, int inputs, int kind, void* 
                 } else if (kind == BF16) {
                     ((bf16*)lane)[k % 2] = to_bf16(row[k]);
                 } else {
-                    int32_t q = (int32_t)std::nearbyint(row[k] / step);
+                    int32_t q = step == step ? (int32_t)std::nearbyint(row[k] / step) : 0;
                     q = q > LEVELS ? LEVELS : q < -LEVELS ? -LEVELS : q;
                     ((int8_t*)lane)[k % 4] = (int8_t)q;
                     total += q;

@@ -27,7 +27,7 @@ struct Model {
     Matrix screen;              // int8 head
     const float* doubt;         // 2 x vocabulary: how far a word's int8 logit can be off, see serve.screen
     const float* bias;         // heads x (positions + 16), by distance, the largest first
-    const float* classifier;   // d_model, or null
+    const float* classifier;   // d_model
     const uint8_t* checked;    // layers + 1: whether a row may leave after a layer
 
     // slots: of rows, one after another
@@ -64,7 +64,7 @@ struct Wave {
 };
 
 enum Stop : int32_t { ALL_CROSSED = 0, QUANTILE = 1, LOCKSTEP = 2 };
-enum Status : int32_t { ENDED = 0, PAUSED = 1, PARKED = 2 };
+enum Status : int32_t { ENDED = 0, PAUSED = 1, PARKED = 2, NO_MEMORY = 3 };
 enum Phase : int32_t { LAYERS = 0, CHECKS = 1, HEAD = 2, BACKFILL = 3, PHASES = 4 };
 
 }  // namespace calm

@@ -10,7 +10,7 @@ from torch import Tensor
 from calm.models.base import DecoderSpec
 
 from ..slots import SlotError
-from .build import library
+from .build import Handle, library
 from .views import BF16, FP32, INT8
 from .weights import address
 
@@ -41,7 +41,8 @@ class NativeSlots:
         self.count, self.max_target, self.max_source = count, max_target, max_source
         self.cache_kind = FP32 if kind == FP32 else BF16
         self.cross_kind = INT8 if int8_cross else self.cache_kind
-        self._poison, self._engine = poison, 0
+        self._poison, self._width = poison, spec.d_kv
+        self._owner: Handle | None = None
         functions, rows = library(), (spec.num_layers, count + 1, spec.num_heads)
 
         def room(lanes: int) -> Tensor:
@@ -56,9 +57,9 @@ class NativeSlots:
         self.source_length[count] = 1  # of the slot that is nobody's
         self._taken: set[int] = set()
 
-    def attach(self, engine: int) -> None:
-        """The handle whose memory this is."""
-        self._engine = engine
+    def attach(self, handle: Handle) -> None:
+        """Whose memory this is."""
+        self._owner = handle
         for slot in range(self.count):
             self._spoil(slot)
 
@@ -84,8 +85,7 @@ class NativeSlots:
         for slot in range(self.count):
             if slot not in self._taken:
                 self._taken.add(slot)
-                library().calm_fill(self._engine, slot, 0)  # what is masked counts as 0 * value: it must be a number
-                self.source_length[slot] = 0
+                self.source_length[slot] = 0  # whatever else is in it is not read before it is written
                 return slot
         raise SlotError("no slot is free")
 
@@ -103,9 +103,19 @@ class NativeSlots:
         values: Float[Tensor, "layers heads source d_kv"],
     ) -> None:
         """Cross K/V of a source, without padding."""
+        room = (self.keys.shape[0], self.keys.shape[2], keys.shape[2], self._width)
+        if keys.shape != room or values.shape != room or not 1 <= keys.shape[2] <= self.max_source:
+            raise SlotError(
+                f"cross K/V of shape {tuple(keys.shape)} and {tuple(values.shape)} do not fit a slot of "
+                f"{room[0]} layers, {room[1]} heads, 1 to {self.max_source} tokens and {room[3]} numbers"
+            )
         keys, values = keys.float().contiguous(), values.float().contiguous()
-        library().calm_put_source(self._engine, slot, address(keys), address(values), keys.shape[2])
+        library().calm_put_source(self._handle(), slot, address(keys), address(values), keys.shape[2])
 
     def _spoil(self, slot: int) -> None:
         if self._poison:
-            library().calm_fill(self._engine, slot, POISON)
+            library().calm_fill(self._handle(), slot, POISON)
+
+    def _handle(self) -> int:
+        assert self._owner is not None
+        return self._owner.address

@@ -1,6 +1,7 @@
 // One decode step of a wave on a CPU: calm.rules.climb, told in one call so that nobody waits for an interpreter
 // between two layers. The functions at the end are what serve/native calls.
 #include <ctime>
+#include <new>
 
 #include "checks.h"
 
@@ -64,7 +65,7 @@ static bool check(Engine& e, Wave& w) {
     const Model& m = e.m;
     const bool asks = m.checked[w.layer];
     if (asks) ask(m, e.scratch, e.checker, w);
-    int crossed = 0, now = 0;
+    int crossed = 0, out_now = 0;
     for (int i = 0; i < w.active_count; i++) {
         const int slot = w.active[i];
         const int64_t place = (int64_t)slot * m.positions + m.step[slot];
@@ -75,9 +76,9 @@ static bool check(Engine& e, Wave& w) {
             if (m.record) m.confidences[(int64_t)slot * m.layers + w.layer - 1] = confidence;
         }
         if (out && !m.crossed[slot]) m.crossed[slot] = 1, m.crossing[slot] = w.layer;
-        crossed += m.crossed[slot], now += out;
+        crossed += m.crossed[slot], out_now += out;
     }
-    if (w.stop == LOCKSTEP) return now == w.active_count;
+    if (w.stop == LOCKSTEP) return out_now == w.active_count;
     if (w.stop == QUANTILE) return (float)crossed >= w.share * (float)w.active_count;
     return crossed == w.active_count;
 }
@@ -175,6 +176,23 @@ using namespace calm;
 
 extern "C" {
 
+// What the products are made of: where it differs, so may the last bits.
+const char* calm_instructions() {
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+    return "avx512-bf16-vnni";
+#elif defined(__AVX512BF16__)
+    return "avx512-bf16";
+#elif defined(__AVX512VNNI__)
+    return "avx512-vnni";
+#elif defined(__AVX512F__)
+    return "avx512";
+#elif defined(__FMA__)
+    return "fma";
+#else
+    return "plain";
+#endif
+}
+
 int64_t calm_packed_lanes(int32_t outputs, int32_t inputs, int32_t kind) { return packed_lanes(outputs, inputs, kind); }
 
 void calm_pack(const float* weights, int32_t outputs, int32_t inputs, int32_t kind, void* packed, float* scale,
@@ -217,8 +235,22 @@ void calm_put_source(Engine* e, int32_t slot, const float* keys, const float* va
 void calm_fill(Engine* e, int32_t slot, int32_t lane) { fill(e->m, slot, lane); }
 
 void calm_start(Engine* e, Wave* w) { start(*e, *w); }
-int32_t calm_climb(Engine* e, Wave* w) { return climb(*e, *w); }
-void calm_speak(Engine* e, Wave* w) { speak(*e, *w); }
+// A Status, or NO_MEMORY.
+int32_t calm_climb(Engine* e, Wave* w) {
+    try {
+        return climb(*e, *w);
+    } catch (const std::bad_alloc&) {
+        return NO_MEMORY;
+    }
+}
+int32_t calm_speak(Engine* e, Wave* w) {
+    try {
+        speak(*e, *w);
+        return ENDED;
+    } catch (const std::bad_alloc&) {
+        return NO_MEMORY;
+    }
+}
 
 // out: count x vocabulary
 void calm_logits(Engine* e, const int32_t* slots, int32_t count, float* out) {

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__FMA__)
 #include <immintrin.h>
 #endif
 
@@ -32,6 +32,10 @@ static INLINE vf larger(vf a, vf b) { return choose(a > b, a, b); }
 static INLINE vf multiply_add(vf a, vf b, vf c) {
 #if defined(__AVX512F__)
     return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    __m256 *x = (__m256*)&a, *y = (__m256*)&b, *z = (__m256*)&c;
+    z[0] = _mm256_fmadd_ps(x[0], y[0], z[0]), z[1] = _mm256_fmadd_ps(x[1], y[1], z[1]);
+    return c;
 #else
     for (int i = 0; i < W; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
     return c;
@@ -53,7 +57,7 @@ static INLINE float largest(vf v) {
     return m;
 }
 
-// e^x, within 2 units in the last place; 0 below -87.3, NaN stays NaN.
+// e^x, within 2 units in the last place; 0 below -87.3, that of 88.7 above it, NaN stays NaN.
 static INLINE vf exponential(vf x) {
     const vf low = broadcast(-87.3f), high = broadcast(88.7f);
     vi tiny = x < low;

@@ -5,7 +5,7 @@ import ctypes
 INT, LONG, REAL, POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 FP32, BF16, INT8 = 0, 1, 2  # Kind
-ENDED, PAUSED, PARKED = 0, 1, 2  # Status
+ENDED, PAUSED, PARKED, NO_MEMORY = 0, 1, 2, 3  # Status
 ALL_CROSSED, QUANTILE, LOCKSTEP = 0, 1, 2  # Stop
 PHASES = ("layers", "checks", "head", "backfill")  # Phase
 

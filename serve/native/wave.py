@@ -58,6 +58,7 @@ class NativeWave:
         self._active, view = self._memory.active, self._memory.view
         self._active[: len(slots)] = slots
         view.active_count, view.done_count, view.layer, view.fallbacks = len(slots), 0, 0, 0
+        view.company, view.pause_at = 0, 0
         self._view = view
 
     @property
@@ -84,7 +85,6 @@ class NativeWave:
             view.company = rule.company if waits else 0
             view.pause_at = sum({1 << wave.layer for wave in parked}) if rule.leaves else 0
             status = self.machine.climb(view)
-            self._told()
             if status == PAUSED:
                 for other in [wave for wave in parked if wave.layer == self.layer]:
                     parked.remove(other)
@@ -103,7 +103,7 @@ class NativeWave:
         self._follow(rule)
         self._view.pause_at = 1 << layer
         self.machine.climb(self._view)
-        self._told()
+        self._tell()
 
     def _follow(self, rule: Rule) -> None:
         view = self._view
@@ -111,7 +111,8 @@ class NativeWave:
         view.cpu_time = self.machine.clock.now is time.thread_time
         view.stop, view.share = STOPS.get(rule.name, ALL_CROSSED), rule.share
 
-    def _told(self) -> None:
+    def _tell(self) -> None:
+        """The clock hears of layers and seconds."""
         memory, clock = self._memory, self.machine.clock
         clock.layers += filter(None, memory.batch)
         clock.spent(dict(zip(PHASES, memory.seconds, strict=True)), "packing")
@@ -126,6 +127,7 @@ class NativeWave:
         self._view.active_count = size + more
         self._by_slot.update({row.slot: row for row in other.rows})
         self.age = max(self.age, other.age)
+        self.machine.spare.append(other._memory)
 
     def part(self) -> "NativeWave":
         """All rows that are still climbing, as a wave of their own; what is left here only speaks."""
@@ -151,10 +153,12 @@ class NativeWave:
         machine, view = self.machine, self._view
         count = view.done_count + view.active_count
         if not count:
+            self._tell()
+            machine.spare.append(self._memory)
             self.spoken = Spoken.nothing()
             return
         machine.speak(view)
-        self._told()
+        self._tell()
         machine.clock.fallbacks += view.fallbacks
         memory = self._memory
         slots = memory.done[:count]

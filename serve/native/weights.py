@@ -17,11 +17,10 @@ from calm.models.base import BiasKind, DecoderSpec
 
 from ..screen import doubts, quantised
 from .build import NativeError, library
-from .views import BF16, FP32, INT8, LAYER_MATRICES, LayerView, MatrixView
+from .views import BF16, FP32, INT8, LayerView, MatrixView
 
 ACTIVATIONS = {"relu": 0, "gelu_new": 1, "silu": 2, "gelu": 3}
 KINDS = {torch.float32: FP32, torch.bfloat16: BF16, torch.int8: INT8}
-NUMBER_BYTES = {FP32: 4, BF16: 2, INT8: 1}
 LANES = 16
 MAX_LAYERS = 63  # a wave says in one 64-bit word after which layers others wait
 
@@ -37,6 +36,8 @@ def check_served(spec: DecoderSpec) -> None:
         unknown.append(f"activation {spec.activation!r}")
     if spec.num_layers > MAX_LAYERS:
         unknown.append(f"{spec.num_layers} layers")
+    if spec.tensors["1.self_k"].dtype not in KINDS:
+        unknown.append(f"dtype {spec.tensors['1.self_k'].dtype}")
     if spec.tensors["embed"].device.type != "cpu":
         unknown.append(f"device {spec.tensors['embed'].device}")
     if unknown:
@@ -57,14 +58,12 @@ class Packed:
         kind: FP32, BF16 or INT8.
         layers: (L) views.
         embed: (V, d_model), fp32 or bf16.
-        sizes: bytes of packed weights by part: ``layer`` (one), ``kv`` (backfill of one layer), ``head``.
     """
 
     spec: DecoderSpec
     kind: int
     layers: "ctypes.Array[LayerView]"
     embed: Tensor
-    sizes: dict[str, int]
     _owned: list[Tensor]
     _heads: dict[int, MatrixView] = field(default_factory=dict)
     _words: dict[int, Tensor] = field(default_factory=dict)
@@ -80,13 +79,7 @@ class Packed:
             for name, weights in _layer(spec, number).items():
                 setattr(view, name, _packed(weights, kind, owned))
         embed = spec.tensors["embed"].contiguous()
-        first = layers[0]
-        sizes = {
-            "layer": sum(_bytes(getattr(first, name), kind) for name in LAYER_MATRICES),
-            "kv": _bytes(first.kv, kind),
-            "head": spec.vocab_size * (spec.d_model * NUMBER_BYTES[kind] + (8 if kind == INT8 else 0)),
-        }
-        return cls(spec, kind, layers, embed if embed.dtype is torch.bfloat16 else embed.float(), sizes, owned)
+        return cls(spec, kind, layers, embed if embed.dtype is torch.bfloat16 else embed.float(), owned)
 
     def head(self, numbers: int) -> MatrixView:
         """The head packed as these numbers."""
@@ -168,9 +161,3 @@ def _aligned(lanes: int) -> Tensor:
     memory = torch.empty(lanes + LANES, dtype=torch.int32)
     skip = (-memory.data_ptr() // 4) % LANES
     return memory[skip : skip + lanes]
-
-
-def _bytes(view: MatrixView, kind: int) -> int:
-    """Of weights, and in int8 of scales and corrections."""
-    numbers = int(view.outputs) * int(view.inputs)
-    return numbers * NUMBER_BYTES[kind] + (8 * int(view.outputs) if kind == INT8 else 0)

@@ -1,5 +1,6 @@
 // What a check and an emission read off a row of logits.
 #pragma once
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -46,7 +47,8 @@ static Best best_of(const float* logits, int count) {
     }
     for (; k < count; k++) see(logits[k], k);
     bool nan = false;
-    if (sum(wrong) != 0.0f || count % W)
+    for (k = count - count % W; k < count; k++) nan |= logits[k] != logits[k];
+    if (sum(wrong) != 0.0f)
         for (int i = 0; i < count; i++) nan |= logits[i] != logits[i];
     if (nan || !std::isfinite(best.first)) best.word = NOTHING, best.first = nan ? NAN : best.first;
     return best;
@@ -57,8 +59,8 @@ struct Spread {
     float mean;       // of the logits under the softmax
 };
 
-// ``top``: the largest of the logits.
-static Spread spread_of(const float* logits, int count, float top) {
+// ``top``: the largest of the logits; ``mean``: whether that is wanted too.
+static Spread spread_of(const float* logits, int count, float top, bool mean) {
     vf total{}, weighed{};
     const vf shift = broadcast(top);
     int k = 0;
@@ -66,7 +68,7 @@ static Spread spread_of(const float* logits, int count, float top) {
     for (; k + W <= count; k += W) {
         const vf x = load(logits + k) - shift, e = exponential(x);
         total += e;
-        weighed += choose(e > vf{}, e * x, vf{});
+        if (mean) weighed += choose(e > vf{}, e * x, vf{});
     }
     if (k < count) {
         float tail[W];
@@ -102,7 +104,7 @@ static void largest_k(const float* logits, int count, int k, int32_t* ids, std::
     for (; i + W <= count; i += W) {
         const vi above = load(logits + i) > broadcast(least);
 #if defined(__AVX512F__)
-        uint32_t mask = _mm512_movepi32_mask((__m512i)above);
+        uint32_t mask = _mm512_test_epi32_mask((__m512i)above, (__m512i)above);
 #else
         uint32_t mask = 0;
         for (int j = 0; j < W; j++) mask |= (uint32_t)(above[j] & 1) << j;

@@ -36,7 +36,7 @@ from calm.models.folder import save
 from calm.tracking import Tracker, read_metrics
 from eval import calibrate
 from serve.engine import Engine
-from serve.native.build import NativeError, library
+from serve.native.build import NativeError, kernels, library
 from serve.options import RequestOptions
 from train.calibrate import run_calibration
 
@@ -158,7 +158,7 @@ def test_what_is_served_in_bf16_or_int8_is_certified_so(own_copy: Path, tmp_path
     )  # fmt: skip
     assert calibrate.run(replace(config, precision=Precision.bf16), tmp_path) == 0
     (artifact,) = load_artifacts(own_copy)
-    name = "bfloat16/native/4x16" if weights is Weights.model else "int8 on bfloat16/native/4x16"
+    name = f"{'int8 on ' if weights is Weights.int8 else ''}bfloat16/native {kernels()}/4x16"
     assert artifact.identity.dtype == name and artifact.threshold_for(0.9) < 1.0
     options = RequestOptions(tolerance=0.9)
     for batch in (1, 5):
@@ -167,7 +167,7 @@ def test_what_is_served_in_bf16_or_int8_is_certified_so(own_copy: Path, tmp_path
     others = [
         (dict(dtype=torch.bfloat16, runner="eager"), "'bfloat16' asked"),
         (dict(runner="native"), "'float32' asked"),
-        (dict(dtype=torch.bfloat16, runner="native", weights=weights, prefill_rows=2), "native/2x16' asked"),
+        (dict(dtype=torch.bfloat16, runner="native", weights=weights, prefill_rows=2), "/2x16' asked"),
     ]
     for other, asked in others:
         with pytest.raises(CalibrationError, match=f"dtype: '{name}' here, .*{asked}"):

@@ -20,14 +20,17 @@ from calm.models.t5_adapter import T5Adapter
 from calm.policies import Replay
 from serve.engine import Engine
 from serve.heads import NOTHING
+from serve.model import served
 from serve.native import build
 from serve.native.build import NativeError, library
 from serve.native.views import BF16, FP32, INT8
 from serve.native.weights import address
 from serve.requests import Status
+from serve.slots import SlotError
+from tests.scripted import early_exit, random_t5
 
 from .conftest import need_native
-from .models import EXACT, VOCABULARY, confident, engine_of, rows, texts, tiny, tiny_served, usual
+from .models import EXACT, LENGTH, SHAPES, VOCABULARY, confident, engine_of, rows, texts, tiny, tiny_served, usual
 
 KINDS = {"fp32": FP32, "bf16": BF16, "int8": INT8}
 ARITHMETICS = [*KINDS, "int8-cross"]  # the last one with int8 cross-attention K/V too
@@ -145,13 +148,36 @@ def test_freed_slots_are_poisoned_and_never_read() -> None:
     assert [answer.tokens for answer in again] == [answer.tokens for answer in first]
 
 
-def test_a_stale_read_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: slots that are handed on as they are. In bf16 two positions share a lane, one of them to come."""
-    engines = {arithmetic: native_engine(arithmetic, max_batch=2) for arithmetic in ("fp32", "bf16")}
-    monkeypatch.setattr(library(), "calm_fill", lambda *arguments: None)
-    answers = engines["bf16"].generate(texts(3), policy=POLICY)
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+def test_a_stale_read_would_show(arithmetic: str) -> None:
+    """The control: a source that is said to be one token longer than it is reads what the slot held before."""
+    engine = native_engine(arithmetic, max_batch=2)
+    put = engine.slots.put_source
+
+    def longer(slot: int, keys: Tensor, values: Tensor) -> None:
+        put(slot, keys, values)
+        engine.slots.source_length[slot] = 16
+
+    assert {answer.status for answer in engine.generate(texts(3), policy=POLICY)} == {Status.finished}
+    engine.slots.put_source = longer  # type: ignore[method-assign]
+    answers = engine.generate(["w3 w4", "w5"], policy=POLICY)
     assert {(answer.status, answer.error) for answer in answers} == {(Status.failed, "the logits are not finite")}
-    assert {answer.status for answer in engines["fp32"].generate(texts(3), policy=POLICY)} == {Status.finished}
+
+
+def test_a_slot_takes_what_fits_and_nothing_else() -> None:
+    slots = native_engine().slots
+    layers, heads, width = slots.keys.shape[0], slots.keys.shape[2], slots._width
+    slot = slots.take()
+    wrong = [(layers, heads, 17, width), (layers, heads, 0, width), (layers, heads, 3, width + 1), (1, heads, 3, width)]
+    for shape in wrong:
+        (layers, heads, 17, width),
+        (layers, heads, 0, width),
+        (layers, heads, 3, width + 1),
+        (1, heads, 3, width),
+    ):
+        with pytest.raises(SlotError, match="do not fit a slot of 4 layers"):
+            slots.put_source(slot, torch.zeros(shape), torch.zeros(shape))
+    slots.put_source(slot, *(torch.zeros(layers, heads, 16, width),) * 2)
 
 
 # rows
@@ -254,11 +280,22 @@ def test_behind_the_screen_is_the_full_heads_argmax(arithmetic: str, measure: Me
     for k, doubt, share in ((2, 1.0, 0.5), (8, 1.0, 0.1), (VOCABULARY, 1.0, 0.0), (8, 2.0**14, 1.0)):
         engine = native_engine(arithmetic, head=Head.screened, head_k=k)
         engine.machine._doubt *= doubt  # a much coarser screen: every row stays open
-        answers = engine.generate(texts(), policy=policy)
-        engine.machine._doubt /= doubt  # all engines of the model share it
+        try:
+            answers = engine.generate(texts(), policy=policy)
+        finally:
+            engine.machine._doubt /= doubt  # all engines of the model share it
         assert [answer.tokens for answer in answers] == [answer.tokens for answer in right]
         fell = sum(record.fallbacks for record in engine.clock.history)
         assert fell <= share * tokens and (doubt == 1.0 or fell == tokens)
+
+
+def test_behind_the_screen_too_a_word_that_is_no_number_fails_the_row() -> None:
+    hf = random_t5(seed=1, vocabulary=VOCABULARY, **SHAPES["v1.1"])
+    hf.lm_head.weight.data[50, 3] = float("nan")
+    model = served(early_exit(hf, length=LENGTH))
+    for head in (Head.full, Head.screened):
+        answers = engine_of(BatchRule.own, model, runner="native", head=head, head_k=8).generate(texts(3))
+        assert {answer.error for answer in answers} == {"the logits are not finite"}
 
 
 def test_int8_layers_have_an_exact_head_behind_the_screen() -> None:
@@ -307,7 +344,7 @@ def test_the_library_is_built_once_and_a_broken_one_anew(tmp_path: Path, monkeyp
 
 def _version_only(run: Any) -> Any:
     def asked(command: list[str], **options: Any) -> Any:
-        assert command[1:] == ["--version"], "nothing is compiled twice"
+        assert command[-1] == "--version", "nothing is compiled twice"
         return run(command, **options)
 
     return asked
@@ -316,6 +353,7 @@ def _version_only(run: Any) -> Any:
 @pytest.mark.parametrize(
     ("compiler", "line"),
     [
+        ("false -v", r"cannot compile the native runner \(.*\); use runner=eager"),
         ("no-such-compiler", r"no C\+\+ compiler found \(CXX=no-such-compiler\); install one, or use runner=eager"),
         ("false", r"cannot compile the native runner \(.*\); use runner=eager"),
     ],
@@ -326,6 +364,8 @@ def test_without_a_compiler_there_is_one_line_and_auto_is_eager(
     monkeypatch.setenv("CXX", compiler)
     monkeypatch.setenv("CALM_CACHE", str(tmp_path))
     monkeypatch.setattr("serve.backend.library", build.library.__wrapped__)
+    monkeypatch.setattr("serve.backend.available", lambda: build.available.__wrapped__())
+    monkeypatch.setattr(build, "library", build.library.__wrapped__)
     with pytest.raises(NativeError, match=line):
         engine_of(BatchRule.own, runner="native")
     engine = engine_of(BatchRule.own, runner="auto")
@@ -343,7 +383,7 @@ def test_a_processor_without_dot_products_says_the_same(tmp_path: Path, monkeypa
     weights, x = torch.randn(70, 144), torch.randn(9, 144)
     here = {kind: product(x, weights, kind) for kind in KINDS.values()}
     monkeypatch.setenv("CALM_CACHE", str(tmp_path))
-    monkeypatch.setattr(build, "FLAGS", ("-std=c++17", "-O1", "-march=x86-64-v3", "-fPIC", "-shared"))
+    monkeypatch.setattr(build, "FLAGS", ("-std=c++17", "-O1", "-march=x86-64-v3", *build.FLAGS[3:]))
     monkeypatch.setitem(globals(), "library", cache(build.library.__wrapped__))
     there = {kind: product(x, weights, kind) for kind in KINDS.values()}
     assert torch.equal(there[INT8], here[INT8]) and torch.equal(there[FP32], here[FP32])
@@ -353,5 +393,8 @@ def test_a_processor_without_dot_products_says_the_same(tmp_path: Path, monkeypa
 def test_what_the_step_does_not_know_is_refused_by_name() -> None:
     model = tiny_served()
     odd = replace(model, spec=replace(model.spec, bias_kind=BiasKind.rotary, activation="tanh"))
+    with pytest.raises(NativeError, match="no decoder with dtype torch.float64; use runner=eager"):
+        Engine(tiny_served(dtype=torch.float64), runner="native")
+    assert Engine(tiny_served(dtype=torch.float64)).generate(texts(1))[0].status is Status.finished
     with pytest.raises(NativeError, match="no decoder with positions by rotary and activation 'tanh'; use"):
         Engine(odd, runner="native")
