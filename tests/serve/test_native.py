@@ -170,11 +170,6 @@ def test_a_slot_takes_what_fits_and_nothing_else() -> None:
     slot = slots.take()
     wrong = [(layers, heads, 17, width), (layers, heads, 0, width), (layers, heads, 3, width + 1), (1, heads, 3, width)]
     for shape in wrong:
-        (layers, heads, 17, width),
-        (layers, heads, 0, width),
-        (layers, heads, 3, width + 1),
-        (1, heads, 3, width),
-    ):
         with pytest.raises(SlotError, match="do not fit a slot of 4 layers"):
             slots.put_source(slot, torch.zeros(shape), torch.zeros(shape))
     slots.put_source(slot, *(torch.zeros(layers, heads, 16, width),) * 2)

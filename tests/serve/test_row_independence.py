@@ -21,6 +21,8 @@ from serve.wave import Spoken
 from .models import EXACT, confident, engine_of, rows, texts, tiny, tiny_served, usual
 from .near_ties import Tally
 
+pytestmark = pytest.mark.usefixtures("each_runner")
+
 BUCKET = 8
 LOUD = 96  # a source with this id has a huge encoding
 POLICIES: list[Policy] = [

@@ -22,6 +22,8 @@ from tests.scripted import early_exit, random_t5
 from .models import COUPLED, EXACT, LENGTH, engine_of, mixed_policies, policy_for, rows
 from .near_ties import Tally, told
 
+pytestmark = pytest.mark.usefixtures("each_runner")
+
 MAX_BATCH, MAX_WAITING, PREFILL_ROWS = 4, 6, 2
 SETTINGS = settings(
     max_examples=10,
