@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from calm.config import BatchRule
 from serve.engine import Engine, Step
 from serve.model import served
+from serve.native.wave import NativeWave
 from serve.options import RequestOptions
 from serve.requests import Answer, Reason, Status
 from serve.scheduler import QueueFull
@@ -136,8 +137,10 @@ class Requests(RuleBasedStateMachine):
         assert len({row.id for row in parked}) == len(parked)
         assert {row.id for row in parked} <= {row.id for row in self.engine._running}
         for wave in self.engine._parked:
-            assert wave.rows and wave.at.slots.tolist()[: wave.size] == [row.slot for row in wave.rows]
-            assert 1 <= wave.layer < 4 and not wave.aside
+            native = isinstance(wave, NativeWave)
+            slots = wave._memory.active if native else wave.at.slots.tolist()
+            assert wave.rows and slots[: wave.size] == [row.slot for row in wave.rows]
+            assert 1 <= wave.layer < 4 and not (wave._memory.view.done_count if native else wave.aside)
 
     def teardown(self) -> None:
         while self.engine.has_work:
