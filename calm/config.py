@@ -690,12 +690,12 @@ class ServingConfig:
             values = getattr(self, name)
             if not values or len(set(values)) != len(values):
                 raise ConfigError(f"{name} needs at least one entry, and none twice")
-        for value in self.source_tokens:
-            check_range("source_tokens", value, 2, INF)
+        for tokens in self.source_tokens:
+            check_range("source_tokens", tokens, 2, INF)
         for name in ("n", "threads", "few", "repeats", "attempts"):
             check_range(name, getattr(self, name), 1, INF)
-        for value in self.batches:
-            check_range("batches", value, 1, INF)
+        for rows in self.batches:
+            check_range("batches", rows, 1, INF)
         check_range("many", self.many, self.few + 1, INF)
         check_range("warmups", self.warmups, 0, INF)
         check_range("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)

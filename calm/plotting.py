@@ -145,7 +145,9 @@ def _serving_legend(df: pd.DataFrame, ax: Any) -> None:
     from matplotlib.patches import Patch
 
     rules = [rule for rule in dict.fromkeys(df["rule"]) if not pd.isna(rule)]
-    handles = [Patch(facecolor="#999999", edgecolor="white", hatch=HATCHES.get(rule, ""), label=rule) for rule in rules]
+    handles: list[Any] = [
+        Patch(facecolor="#999999", edgecolor="white", hatch=HATCHES.get(rule, ""), label=rule) for rule in rules
+    ]
     if df["static"].notna().any():
         handles.append(Line2D([], [], color="#e6007e", linewidth=1.6, label="static depth\nof the same mean"))
     ax.legend(
