@@ -1,7 +1,8 @@
 """Batch rules: who waits for whom while a batch climbs the layers (design.md section 4; arXiv 2407.20272, Algorithm 1).
 
-The engine and the simulator run this very code over their own waves, so what they do layer by layer is the same by
-construction. A rule knows flags, never models.
+The eager engine and the simulator run this very code over their own waves, so what they do layer by layer is the same
+by construction; the native runner tells it in C++ (serve/native/step.cpp) and is proven to do the same. A rule knows
+flags, never models.
 
 Row-exact rules (``own``, ``compact``, ``rebatch``) give every row the tokens that it has alone; they differ in work.
 Batch-coupled rules (``sync``, ``quantile``, ``lockstep``) let a row's mates decide where it speaks.

@@ -1,8 +1,8 @@
 """What runs layers. A runner is handed slots, positions and hidden states of a bucket; it knows no request and no rule.
 
-``EagerRunner`` is plain torch over a DecoderSpec. A compiled or a captured runner has the same verbs: shapes are
-those of a bucket and of the slots, never of the rows in it, and nothing here reads a value back to the host but
-``told``, which a runner that decides on the device answers with False.
+``EagerRunner`` is plain torch over a DecoderSpec. Shapes are those of a bucket and of the slots, never of the rows in
+it, and nothing here reads a value back to the host but ``told``. The native runner takes whole waves instead
+(serve/native): what an engine needs of either is in serve/backend.py.
 """
 
 from typing import Protocol, runtime_checkable

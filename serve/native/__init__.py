@@ -1,1 +1,1 @@
-"""The compiled runner of a CPU: one call a step, weights packed as fp32, bf16 or int8."""
+"""The compiled runner of a CPU: whole waves in a few calls, weights packed as fp32, bf16 or int8."""
