@@ -64,7 +64,8 @@ class EngineOptions:
         quantile: share of rows that ends a step under rule=quantile.
         company, max_age: of rule=rebatch; company 0 lets the cost table decide.
         max_batch: rows that decode at once; their K/V is reserved up front.
-        buckets: batch sizes that an eager step is run at (and that a cost table is measured at), ascending; empty: powers of two up to ``max_batch``.
+        buckets: batch sizes that an eager step is run at, and that a cost table is measured at, ascending; empty:
+            powers of two up to ``max_batch``.
         max_waiting: requests that may wait; more are refused.
         prefill_rows: rows of one encoder call, always padded to this number so that no mate changes a bit.
         prefill_calls: encoder calls between two decode steps at most: decoding rows never starve.
