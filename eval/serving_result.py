@@ -127,9 +127,8 @@ class CellResult:
     def _ceiling(self, runs: Runs, ceilings: "Ceilings", seconds: float) -> dict[str, Any]:
         from .ceilings import Need, Sizes, floors, step_need
 
-        workload, config, engine = self.cell.workload, self.cell.workload.config, runs.engine
-        packed = getattr(engine.machine, "packed", None)
-        sizes = Sizes.of(workload.model.spec, config.dtype) if packed is None else Sizes(**packed.sizes)
+        workload, config = self.cell.workload, self.cell.workload.config
+        sizes = Sizes.of(workload.model.spec, config.dtype)
         width = 4 if config.dtype == "fp32" else 2
         whole = Need()
         steps = range(workload.few, workload.many)

@@ -67,13 +67,13 @@ def measured(workload: "Workload", run_dir: Path) -> dict[str, Any]:
     ceilings = probe() if config.probe else None
     if ceilings is not None:
         say(f"this machine: {told_ceilings(ceilings)}")
-    results = []
+    results: list[CellResult] = []
     for source in [None] if workload.trained else config.source_tokens:
         for batch in config.batches:
             results.append(one_cell(workload, batch, source))
     if ceilings is not None:
         ceilings = with_packed(ceilings, results, config.dtype)
-    cells = []
+    cells: list[dict[str, Any]] = []
     for result in results:
         entries = [result.entry(runs, ceilings) for runs in result.cell.runs.values()]
         cells.append(
@@ -92,7 +92,7 @@ def measured(workload: "Workload", run_dir: Path) -> dict[str, Any]:
     if traces:
         (run_dir / "traces.json").write_text(json.dumps(traces) + "\n", encoding="utf-8")
     means = {name: {key: drawn[key] for key in ("wanted", "parameter", "seed")} for name, drawn in traces.items()}
-    whole = {
+    whole: dict[str, Any] = {
         "model": {"name": workload.name, "paper": workload.paper, **workload.about},
         "notes": workload.notes,
         "few": workload.few,
@@ -103,7 +103,8 @@ def measured(workload: "Workload", run_dir: Path) -> dict[str, Any]:
         "cells": cells,
         "ratios": [row for result in results for row in result.ratios()],
     }
-    return finite(whole)
+    found: dict[str, Any] = finite(whole)
+    return found
 
 
 def with_packed(ceilings: "Ceilings", results: "list[CellResult]", dtype: str) -> "Ceilings":
@@ -188,7 +189,7 @@ def told_ceilings(ceilings: "Ceilings") -> str:
 
 def as_text(summary: dict[str, Any]) -> str:
     """A table for the terminal: one line for every way of decoding."""
-    rows = [SHOWN]
+    rows: list[tuple[str, ...]] = [SHOWN]
     for cell in summary["cells"]:
         rows += [tuple(_shown(column, cell, entry) for column in SHOWN) for entry in cell["entries"]]
     widths = [max(len(row[i]) for row in rows) for i in range(len(SHOWN))]

@@ -11,6 +11,8 @@ PHASES = ("layers", "checks", "head", "backfill")  # Phase
 
 
 class MatrixView(ctypes.Structure):
+    """Packed weights."""
+
     _fields_ = [("packed", POINTER), ("scale", POINTER), ("correction", POINTER), ("outputs", INT), ("inputs", INT)]
 
 
@@ -18,10 +20,14 @@ LAYER_MATRICES = ("q", "kv", "o", "cross_q", "cross_o", "up", "down")
 
 
 class LayerView(ctypes.Structure):
+    """The matrices of a layer."""
+
     _fields_ = [(name, MatrixView) for name in LAYER_MATRICES]
 
 
 class ModelView(ctypes.Structure):
+    """A decoder, its slots, and where each row stands."""
+
     _fields_ = [
         *((name, INT) for name in ("layers", "heads", "d_model", "d_kv", "d_ff", "vocabulary")),
         *((name, INT) for name in ("kind", "cache_kind", "cross_kind", "activation", "gated")),
@@ -43,6 +49,8 @@ class ModelView(ctypes.Structure):
 
 
 class WaveView(ctypes.Structure):
+    """Rows that climb together, by slot."""
+
     _fields_ = [
         *((name, INT) for name in ("active_count", "done_count", "layer", "holds", "leaves", "stop")),
         ("share", REAL),
