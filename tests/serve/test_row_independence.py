@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from calm.config import BatchRule, Head, Measure, Schedule
+from calm.config import BatchRule, Head, Measure, RunnerName, Schedule
 from calm.near_ties import Reference
 from calm.policies import Policy
 from serve.engine import Engine
@@ -18,6 +18,7 @@ from serve.model import ServedModel
 from serve.requests import Answer
 from serve.wave import Spoken
 
+from . import models
 from .models import EXACT, confident, engine_of, rows, texts, tiny, tiny_served, usual
 from .near_ties import Tally
 
@@ -86,7 +87,7 @@ CROWDS: dict[str, Callable[[], tuple[list[int], list[str]]]] = {
 
 
 @cache
-def by_themselves(dtype: torch.dtype) -> tuple[dict[str, Answer], Seen]:
+def by_themselves(dtype: torch.dtype, runner: RunnerName) -> tuple[dict[str, Answer], Seen]:
     answers: dict[str, Answer] = {}
     hidden: Seen = {}
     for number in (0, 1, 5, 6):
@@ -100,7 +101,7 @@ def by_themselves(dtype: torch.dtype) -> tuple[dict[str, Answer], Seen]:
 @pytest.mark.parametrize("rule", EXACT, ids=lambda rule: rule.value)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_bits_do_not_depend_on_mates_and_order(dtype: torch.dtype, rule: BatchRule, crowd: str) -> None:
-    alone, alone_hidden = by_themselves(dtype)
+    alone, alone_hidden = by_themselves(dtype, models.RUNNER)
     engine, seen = watched(dtype, rule)
     numbers, mates = CROWDS[crowd]()
     together = run(engine, numbers, mates)
@@ -156,7 +157,7 @@ def among_changing_mates(engine: Engine, draw: random.Random) -> dict[str, Answe
 
 
 @cache
-def each_alone(dtype: torch.dtype, bucket: int, head: Head) -> tuple[dict[str, Answer], Seen]:
+def each_alone(dtype: torch.dtype, bucket: int, head: Head, runner: RunnerName) -> tuple[dict[str, Answer], Seen]:
     answers: dict[str, Answer] = {}
     hidden: Seen = {}
     for number, policy in zip(NUMBERS, VARIED, strict=True):
@@ -179,7 +180,7 @@ def test_bits_within_a_bucket_do_not_depend_on_who_comes_and_goes(
     dtype: torch.dtype, rule: BatchRule, head: Head, bucket: int
 ) -> None:
     """The mates of a row are others at nearly every token: its tokens, confidences and hidden states stay."""
-    alone, alone_hidden = each_alone(dtype, bucket, head)
+    alone, alone_hidden = each_alone(dtype, bucket, head, models.RUNNER)
     engine, seen = watched(dtype, rule, bucket, head)
     together = among_changing_mates(engine, random.Random(f"{rule.value}-{bucket}"))
     for name, own in alone.items():
