@@ -169,7 +169,8 @@ class Cell:
 
         asked = sorted({e.measure for e in self.workload.entries() if e.measure is not None}, key=lambda m: m.value)
         try:
-            return measure(self.engine(BatchRule.own), 3, [{each} for each in asked], [self.source_tokens])
+            lengths = [len(source) for source in self.sources]
+            return measure(self.engine(BatchRule.own), 3, [{each} for each in asked], lengths)
         except CalmError as error:
             say(f"no cost table: {error}")
             return None

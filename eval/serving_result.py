@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from calm.config import BatchRule, Weights
+from calm.errors import CalmError
 
 from .clocks import Clocked, Noise, Paired, median_ratio
+from .common import say
 from .serving import Cell, Runs
 from .sessions import FULL, Session, between, middle, neighbours
 from .workload import Entry
@@ -104,7 +106,14 @@ class CellResult:
         return rows
 
     def _predicted(self, runs: Runs, clock: Clocked) -> float | None:
-        return None if self.table is None else self.cell.predicted(self.table, runs, clock)
+        if self.table is None:
+            return None
+        try:
+            return self.cell.predicted(self.table, runs, clock)
+        except CalmError as error:  # what was measured is worth more than what was foretold
+            say(f"no prediction: {error}")
+            self.table = None
+            return None
 
     def _predicted_static(self, runs: Runs, clock: Clocked) -> float | None:
         def of(depth: int) -> list[float]:

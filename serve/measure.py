@@ -57,7 +57,8 @@ def measure(
     Args:
         repeats: that count.
         measures: sets of measures that rows may have at once; None: each one by itself that the model can serve.
-        lengths: of sources whose encoding is measured; None: the longest one.
+        lengths: of the sources: each one's encoding is measured, and layers over one of their mean length (where that
+            matters: the native runner's); None: the longest that the model takes.
 
     Raises:
         ConfigError: the engine has work; ``repeats`` is below 1.
@@ -70,8 +71,8 @@ def measure(
         measures = [{m} for m in MEASURES if m is not Measure.classifier or engine.model.classifier is not None]
     sets = [frozenset(each) for each in measures]
     encoded = {engine.prefill.padded(length) for length in (lengths or [engine.model.max_source])}
-    longest = max(lengths) if lengths else engine.model.max_source
-    bench = engine.machine.bench(longest)
+    typical = round(sum(lengths) / len(lengths)) if lengths else engine.model.max_source
+    bench = engine.machine.bench(typical)
     readings = Readings(engine.clock.now)
     try:
         for _ in range(repeats + 1):
