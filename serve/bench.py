@@ -7,12 +7,15 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from calm.confidence import HEAD_MEASURES
 from calm.config import BatchRule, Measure, Schedule
 from calm.cost import backfilling, checking
+from calm.models.base import DecoderSpec
 from calm.policies import Confident, Full, Policy
 from calm.rules import Rule, climb
 from calm.thresholds import ThresholdSchedule
@@ -85,32 +88,28 @@ class Readings:
         }
 
 
-class Bench:
-    """Made-up rows on an engine's machine, whose depths are set by hand.
+class MadeUp:
+    """Rows that nobody asked for, in the slots of an engine's machine.
 
     Args:
+        like: of whose dtype and device a source's K and V are.
         max_source: takes every slot, with a source of so many tokens in it; None takes none: the rows share the
             slot that is nobody's.
     """
 
-    def __init__(self, machine: Machine, max_source: int | None = None) -> None:
-        self.tape = Tape(machine.clock.now)
-        self.slots = machine.runner.slots
-        spec = machine.runner.spec
-        self.exits = _Asked(
-            spec, sorted(machine.checked), self.slots.count, self.slots.max_target, machine.exits.depths.device
-        )
-        self.machine = replace(machine, clock=self.tape, exits=self.exits)
+    def __init__(
+        self, spec: DecoderSpec, slots: Any, exits: Exits, tape: Tape, like: Tensor, max_source: int | None
+    ) -> None:
+        self.slots, self.exits, self.tape = slots, exits, tape
         self.num_layers, self._vocabulary = spec.num_layers, spec.vocab_size
         self._noise = torch.Generator().manual_seed(0)
         self._taken: list[int] = []
         if max_source is not None:
             shape = (spec.num_layers, spec.num_heads, max_source, spec.d_kv)
-            like = self.slots.cross_keys
             self._source = (torch.randn(shape, generator=self._noise).to(like),) * 2
-            for _ in range(self.slots.count):
-                self._taken.append(self.slots.take())
-                self.slots.put_source(self._taken[-1], *self._source)
+            for _ in range(slots.count):
+                self._taken.append(slots.take())
+                slots.put_source(self._taken[-1], *self._source)
 
     def close(self) -> None:
         for slot in self._taken:
@@ -139,6 +138,48 @@ class Bench:
             for i in range(count)
         ]
 
+    def admission(
+        self, to_text: Callable[[Sequence[int]], str], sets: Sequence[frozenset[Measure]], readings: Readings
+    ) -> None:
+        """A row comes, a row goes, a row moves to another slot; the last slot takes part."""
+        device, last, slots = self.exits.depths.device, self._taken[-1], self.slots
+        policy = next((_confident(measure, slots.max_target) for each in sets for measure in each), Full())
+        row = self.rows(slots.count)[-1]
+        row.tokens = [row.next_input] * min(8, slots.max_target)
+
+        def end() -> None:
+            row.end(Status.finished, Reason.eos)
+            self.exits.clear(last)
+            slots.give_back(last)
+            row.answer(to_text, self.num_layers)
+
+        def admit() -> None:
+            slots.put_source(slots.take(), *self._source)
+            self.exits.put(last, policy, row.id)
+
+        def move() -> None:
+            slots.move(last, 0)
+            self.exits.move(last, 0)
+
+        readings.timed("end", 1, end, device)
+        readings.timed("admit", 1, admit, device)
+        if not slots.neighbours:
+            readings.add("move", 1, 0.0)  # nobody moves
+        elif last:
+            slots.give_back(0)
+            readings.timed("move", 1, move, device)
+            admit()
+
+
+class Bench(MadeUp):
+    """Made-up rows on an eager engine's machine, whose depths are set by hand."""
+
+    def __init__(self, machine: Machine, max_source: int | None = None) -> None:
+        spec, slots = machine.runner.spec, machine.runner.slots
+        self._asked = _Asked(spec, sorted(machine.checked), slots.count, slots.max_target, machine.exits.depths.device)
+        super().__init__(spec, slots, self._asked, Tape(machine.clock.now), slots.cross_keys, max_source)
+        self.machine = replace(machine, clock=self.tape, exits=self.exits)
+
     def wave(self, rule: Rule, count: int, depths: Sequence[int] | None = None, gathered: bool = False) -> EngineWave:
         """A wave at layer 0 on a tape that has just begun; ``depths`` default to L."""
         rows = self.rows(count, gathered)
@@ -151,7 +192,7 @@ class Bench:
 
     def waves(self, bucket: int, readings: Readings) -> None:
         """Whole waves: all to the top in place and gathered, and under ``compact`` in two parts and in many."""
-        self.exits.asked = frozenset()
+        self._asked.asked = frozenset()
         for gathered in (False, True):
             wave = self.wave(OWN, bucket, gathered=gathered)
             began = self.tape.of("start")[0]
@@ -220,7 +261,7 @@ class Bench:
     def check(self, bucket: int, measures: frozenset[Measure], readings: Readings) -> None:
         """The first check and a later one, with rows of these measures side by side; nobody crosses, so all stay."""
         checked = sorted(self.machine.checked) or [1]
-        self.exits.asked = measures
+        self._asked.asked = measures
         wave = self.wave(COMPACT, bucket)
         wave.at.depths.zero_()
         wave.at.thresholds = torch.full_like(wave.at.thresholds, float("inf"))
@@ -245,37 +286,7 @@ class Bench:
             speak = partial(self.machine.head.emit, wave.at.hidden, early, state)
             readings.timed("early_head", bucket, speak, self.machine.device)
 
-    def admission(
-        self, to_text: Callable[[Sequence[int]], str], sets: Sequence[frozenset[Measure]], readings: Readings
-    ) -> None:
-        """A row comes, a row goes, a row moves to another slot; the last slot takes part."""
-        device, last, slots = self.machine.device, self._taken[-1], self.slots
-        policy = next((confident_at(measure, slots.max_target) for each in sets for measure in each), Full())
-        row = self.rows(self.slots.count)[-1]
-        row.tokens = [row.next_input] * min(8, slots.max_target)
 
-        def end() -> None:
-            row.end(Status.finished, Reason.eos)
-            self.exits.clear(last)
-            slots.give_back(last)
-            row.answer(to_text, self.num_layers)
-
-        def admit() -> None:
-            slots.put_source(slots.take(), *self._source)
-            self.exits.put(last, policy, row.id)
-
-        def move() -> None:
-            slots.move(last, 0)
-            self.exits.move(last, 0)
-
-        readings.timed("end", 1, end, device)
-        readings.timed("admit", 1, admit, device)
-        if last:
-            slots.give_back(0)
-            readings.timed("move", 1, move, device)
-            admit()
-
-
-def confident_at(measure: Measure, length: int) -> Policy:
+def _confident(measure: Measure, length: int) -> Policy:
     """A policy whose tables a row's admission fills."""
     return Confident(measure, ThresholdSchedule(0.5, kind=Schedule.decaying, length=length))

@@ -16,38 +16,19 @@ class SlotError(CalmError, RuntimeError):
     """A slot was taken or given back twice: a fault of the engine."""
 
 
-class Slots:
-    """K/V of ``count`` rows.
+class SlotPool:
+    """Which of ``count`` slots are whose. Who derives from it knows what is in them.
 
     Attributes:
         neighbours: rows are best kept in the first slots, one beside another.
-        keys, values: (L, count + 1, H, N, d_kv).
-        cross_keys, cross_values: (L, count + 1, H, S, d_kv).
-        source_bias: (count + 1, 1, 1, S): 0 on the source, -inf beyond it.
     """
 
     neighbours = True
 
-    def __init__(
-        self,
-        spec: DecoderSpec,
-        count: int,
-        max_target: int,
-        max_source: int,
-        device: torch.device,
-        poison: bool = False,
-    ) -> None:
+    def __init__(self, count: int, max_target: int, max_source: int, poison: bool) -> None:
         self.count, self.max_target, self.max_source = count, max_target, max_source
         self._poison = poison
-        dtype = spec.tensors["1.self_k"].dtype
-        own = (spec.num_layers, count + 1, spec.num_heads, max_target, spec.d_kv)
-        cross = (spec.num_layers, count + 1, spec.num_heads, max_source, spec.d_kv)
-        self.keys, self.values = (torch.zeros(own, dtype=dtype, device=device) for _ in range(2))
-        self.cross_keys, self.cross_values = (torch.zeros(cross, dtype=dtype, device=device) for _ in range(2))
-        self.source_bias = torch.zeros((count + 1, 1, 1, max_source), dtype=dtype, device=device)
         self._taken: set[int] = set()
-        for slot in range(count):
-            self._spoil(slot)
 
     @property
     def padding(self) -> int:
@@ -61,10 +42,6 @@ class Slots:
     @property
     def free(self) -> int:
         return self.count - len(self._taken)
-
-    def are_free(self, slots: range) -> bool:
-        """Whether all of these are slots that nobody has."""
-        return slots.stop <= self.count and self._taken.isdisjoint(slots)
 
     def take(self) -> int:
         """The lowest free slot, empty.
@@ -84,7 +61,50 @@ class Slots:
         if slot not in self._taken:
             raise SlotError(f"slot {slot} is given back but was not taken")
         self._taken.remove(slot)
-        self._spoil(slot)
+        if self._poison:
+            self._spoil(slot)
+
+    def _clear(self, slot: int) -> None:
+        """Nothing of a former row is left that could be read."""
+        raise NotImplementedError
+
+    def _spoil(self, slot: int) -> None:
+        """Every number in it becomes NaN."""
+        raise NotImplementedError
+
+
+class Slots(SlotPool):
+    """K/V of ``count`` rows.
+
+    Attributes:
+        keys, values: (L, count + 1, H, N, d_kv).
+        cross_keys, cross_values: (L, count + 1, H, S, d_kv).
+        source_bias: (count + 1, 1, 1, S): 0 on the source, -inf beyond it.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        count: int,
+        max_target: int,
+        max_source: int,
+        device: torch.device,
+        poison: bool = False,
+    ) -> None:
+        super().__init__(count, max_target, max_source, poison)
+        dtype = spec.tensors["1.self_k"].dtype
+        own = (spec.num_layers, count + 1, spec.num_heads, max_target, spec.d_kv)
+        cross = (spec.num_layers, count + 1, spec.num_heads, max_source, spec.d_kv)
+        self.keys, self.values = (torch.zeros(own, dtype=dtype, device=device) for _ in range(2))
+        self.cross_keys, self.cross_values = (torch.zeros(cross, dtype=dtype, device=device) for _ in range(2))
+        self.source_bias = torch.zeros((count + 1, 1, 1, max_source), dtype=dtype, device=device)
+        if poison:
+            for slot in range(count):
+                self._spoil(slot)
+
+    def are_free(self, slots: range) -> bool:
+        """Whether all of these are slots that nobody has."""
+        return slots.stop <= self.count and self._taken.isdisjoint(slots)
 
     def move(self, source: int, target: int) -> None:
         """Give a row's slot up for a lower free one: the rows of a batch stay neighbours, so that views need no copy.
@@ -119,6 +139,5 @@ class Slots:
         self.source_bias[slot] = float("-inf")
 
     def _spoil(self, slot: int) -> None:
-        if self._poison:
-            for tensor in (self.keys, self.values, self.cross_keys, self.cross_values):
-                tensor[:, slot] = float("nan")
+        for tensor in (self.keys, self.values, self.cross_keys, self.cross_values):
+            tensor[:, slot] = float("nan")

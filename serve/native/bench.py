@@ -1,80 +1,37 @@
 """What serve.measure times on a native engine: whole waves, read by the step's own clock."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from calm.confidence import HEAD_MEASURES
 from calm.config import BatchRule, Measure
 from calm.cost import backfilling, checking
-from calm.policies import Full
 from calm.rules import Rule
 
-from ..bench import Readings, Tape, confident_at
+from ..bench import MadeUp, Readings, Tape
 from ..exits import MEASURES
-from ..options import RequestOptions
-from ..requests import Reason, Row, Status
 from .machine import NativeMachine
 from .wave import NativeWave
 
 OWN, COMPACT = Rule(BatchRule.own), Rule(BatchRule.compact)
 
 
-class NativeBench:
-    """Made-up rows on a native engine's machine, whose depths are set by hand.
-
-    Args:
-        max_source: takes every slot, with a source of so many tokens in it; None takes none: the rows share the
-            slot that is nobody's.
-    """
+class NativeBench(MadeUp):
+    """Made-up rows on a native engine's machine, whose depths are set by hand."""
 
     def __init__(self, machine: NativeMachine, max_source: int | None = None) -> None:
-        self.machine, self.slots, self.exits = machine, machine.slots, machine.exits
-        self.num_layers = machine.num_layers
-        self.tape = Tape(machine.clock.now)
-        self._clock, machine.clock = machine.clock, self.tape
-        self._noise = torch.Generator().manual_seed(0)
-        self._taken: list[int] = []
-        if max_source is not None:
-            spec = machine.spec
-            shape = (spec.num_layers, spec.num_heads, max_source, spec.d_kv)
-            self._source = (torch.randn(shape, generator=self._noise),) * 2
-            for _ in range(self.slots.count):
-                self._taken.append(self.slots.take())
-                self.slots.put_source(self._taken[-1], *self._source)
+        tape = Tape(machine.clock.now)
+        super().__init__(machine.spec, machine.slots, machine.exits, tape, torch.empty(0), max_source)
+        self.machine, self._clock, machine.clock = machine, machine.clock, tape
 
     def close(self) -> None:
         self.machine.clock = self._clock
         for slot in self._taken or [self.slots.padding]:
             self.exits.clear(slot)
-        for slot in self._taken:
-            self.slots.give_back(slot)
-        self._taken.clear()
+        super().close()
 
-    def _draw(self, below: int) -> int:
-        return int(torch.randint(below, (), generator=self._noise))
-
-    def rows(self, count: int) -> list[Row]:
-        """Rows at any of their tokens."""
-        return [
-            Row(
-                id=f"measured-{i}",
-                number=i,
-                source=(0,),
-                options=RequestOptions(ignore_eos=True),
-                policy=Full(),
-                certified=False,
-                limit=1 << 30,
-                next_input=self._draw(self.machine.spec.vocab_size),
-                slot=self._taken[i] if self._taken else self.slots.padding,
-                tokens=[0] * self._draw(self.slots.max_target),
-            )
-            for i in range(count)
-        ]
-
-    def wave(
-        self, rule: Rule, count: int, depth: int, measures: Sequence[Measure] = (), least: float = 2.0
-    ) -> NativeWave:
+    def wave(self, count: int, depth: int, measures: Sequence[Measure] = (), least: float = 2.0) -> NativeWave:
         """Rows at layer 0 that leave at ``depth``, or where it is 0 once a confidence reaches ``least``."""
         rows = self.rows(count)
         for number, row in enumerate(rows):
@@ -83,11 +40,11 @@ class NativeBench:
             self.exits.measures[row.slot] = MEASURES.index(measures[number % len(measures)]) if measures else -1
             self.exits.run_lengths[row.slot] = 3
         self.tape.begin()
-        return NativeWave(self.machine, rule, rows)
+        return NativeWave(self.machine, rows)
 
     def waves(self, bucket: int, readings: Readings) -> None:
         """All rows to the top. Nothing is packed or gathered, so who leaves and who joins costs nothing."""
-        wave = self.wave(OWN, bucket, self.num_layers)
+        wave = self.wave(bucket, self.num_layers)
         began = self.tape.of("start")[0]
         self.tape.begin()
         wave.climb(OWN, [])
@@ -109,7 +66,7 @@ class NativeBench:
             readings.add("resume", bucket, 0.0)
             return
         rows = self.rows(bucket)
-        both = [NativeWave(self.machine, COMPACT, part) for part in (rows[: bucket // 2], rows[bucket // 2 :])]
+        both = [NativeWave(self.machine, part) for part in (rows[: bucket // 2], rows[bucket // 2 :])]
         for wave in both:
             wave.pause(COMPACT, 1)
         self.tape.begin()
@@ -125,7 +82,7 @@ class NativeBench:
     def backfills(self, bucket: int, readings: Readings) -> None:
         """Of every number of layers, each at the end of a wave that went no higher: as a step leaves the caches."""
         for depth in range(1, self.num_layers):
-            wave = self.wave(OWN, bucket, depth)
+            wave = self.wave(bucket, depth)
             self.tape.begin()
             wave.climb(OWN, [])
             readings.add(backfilling(self.num_layers - depth), bucket, sum(self.tape.of("backfill")))
@@ -152,7 +109,7 @@ class NativeBench:
     def _checked(self, count: int, measures: Sequence[Measure], first_name: str, name: str) -> dict[str, float]:
         checked = [layer for layer in range(1, self.num_layers + 1) if self.machine.checks(layer)] or [1]
         seconds: dict[str, float] = {}
-        wave = self.wave(COMPACT, count, 0, measures)
+        wave = self.wave(count, 0, measures)
         for layer, first in zip(checked[:2], (True, False), strict=False):
             self.tape.begin()
             wave.pause(COMPACT, layer)
@@ -162,31 +119,8 @@ class NativeBench:
             if not first or len(checked) == 1:
                 seconds[name] = spent
         if any(measure in HEAD_MEASURES for measure in measures):
-            wave = self.wave(OWN, count, 0, measures, least=-1.0)
+            wave = self.wave(count, 0, measures, least=-1.0)
             self.tape.begin()
             wave.climb(OWN, [])
             seconds["early_head"] = sum(self.tape.of("head"))
         return seconds
-
-    def admission(
-        self, to_text: Callable[[Sequence[int]], str], sets: Sequence[frozenset[Measure]], readings: Readings
-    ) -> None:
-        """A row comes, a row goes; nobody moves."""
-        device, last, slots = torch.device("cpu"), self._taken[-1], self.slots
-        policy = next((confident_at(measure, slots.max_target) for each in sets for measure in each), Full())
-        row = self.rows(slots.count)[-1]
-        row.tokens = [row.next_input] * min(8, slots.max_target)
-
-        def end() -> None:
-            row.end(Status.finished, Reason.eos)
-            self.exits.clear(last)
-            slots.give_back(last)
-            row.answer(to_text, self.num_layers)
-
-        def admit() -> None:
-            slots.put_source(slots.take(), *self._source)
-            self.exits.put(last, policy, row.id)
-
-        readings.timed("end", 1, end, device)
-        readings.timed("admit", 1, admit, device)
-        readings.add("move", 1, 0.0)

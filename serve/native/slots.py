@@ -9,7 +9,7 @@ from torch import Tensor
 
 from calm.models.base import DecoderSpec
 
-from ..slots import SlotError
+from ..slots import SlotError, SlotPool
 from .build import Handle, library
 from .views import BF16, FP32, INT8
 from .weights import address
@@ -17,7 +17,7 @@ from .weights import address
 POISON = -1  # all bits set: NaN in fp32 and in bf16
 
 
-class NativeSlots:
+class NativeSlots(SlotPool):
     """K/V of ``count`` rows.
 
     Attributes:
@@ -38,10 +38,10 @@ class NativeSlots:
         poison: bool = False,
         int8_cross: bool = False,
     ) -> None:
-        self.count, self.max_target, self.max_source = count, max_target, max_source
+        super().__init__(count, max_target, max_source, poison)
         self.cache_kind = FP32 if kind == FP32 else BF16
         self.cross_kind = INT8 if int8_cross else self.cache_kind
-        self._poison, self._width = poison, spec.d_kv
+        self._width = spec.d_kv
         self._owner: Handle | None = None
         functions, rows = library(), (spec.num_layers, count + 1, spec.num_heads)
 
@@ -55,46 +55,13 @@ class NativeSlots:
         self.coarse = room(functions.calm_coarse_lanes(max_source, spec.d_kv) if int8_cross else 0)
         self.source_length = torch.zeros(count + 1, dtype=torch.int32)
         self.source_length[count] = 1  # of the slot that is nobody's
-        self._taken: set[int] = set()
 
     def attach(self, handle: Handle) -> None:
         """Whose memory this is."""
         self._owner = handle
-        for slot in range(self.count):
-            self._spoil(slot)
-
-    @property
-    def padding(self) -> int:
-        """The slot of rows that are none."""
-        return self.count
-
-    @property
-    def taken(self) -> frozenset[int]:
-        return frozenset(self._taken)
-
-    @property
-    def free(self) -> int:
-        return self.count - len(self._taken)
-
-    def take(self) -> int:
-        """The lowest free slot, empty.
-
-        Raises:
-            SlotError: none is free.
-        """
-        for slot in range(self.count):
-            if slot not in self._taken:
-                self._taken.add(slot)
-                self.source_length[slot] = 0  # whatever else is in it is not read before it is written
-                return slot
-        raise SlotError("no slot is free")
-
-    def give_back(self, slot: int) -> None:
-        """Raise SlotError when nobody has it."""
-        if slot not in self._taken:
-            raise SlotError(f"slot {slot} is given back but was not taken")
-        self._taken.remove(slot)
-        self._spoil(slot)
+        if self._poison:
+            for slot in range(self.count):
+                self._spoil(slot)
 
     def put_source(
         self,
@@ -112,9 +79,11 @@ class NativeSlots:
         keys, values = keys.float().contiguous(), values.float().contiguous()
         library().calm_put_source(self._handle(), slot, address(keys), address(values), keys.shape[2])
 
+    def _clear(self, slot: int) -> None:
+        self.source_length[slot] = 0  # whatever else is in it is not read before it is written
+
     def _spoil(self, slot: int) -> None:
-        if self._poison:
-            library().calm_fill(self._handle(), slot, POISON)
+        library().calm_fill(self._handle(), slot, POISON)
 
     def _handle(self) -> int:
         assert self._owner is not None
