@@ -1,6 +1,5 @@
 """The cells of the serving run: every way of decoding a batch, timed in turn on the same engine and machine."""
 
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -91,22 +90,19 @@ class Cell:
     @property
     def runner(self) -> str:
         """Which of eager and native ran."""
-        return "native" if hasattr(self.engine(BatchRule.own).machine, "packed") else "eager"
+        return self.engine(BatchRule.own).runner_name.value
 
     def engine(self, rule: BatchRule) -> "Engine":
         """Of this rule; the encoder runs for every request, for all of a batch before its first step."""
         from serve.engine import Engine
+        from serve.options import at_once
 
         config, most = self.workload.config, self.batch
         if rule not in self._engines:
-            rows = min(4, most)
             self._engines[rule] = Engine(
                 self.workload.model,
                 rule=rule,
-                max_batch=most,
-                prefill_rows=rows,
-                prefill_calls=max(2, math.ceil(most / rows)),
-                cross_cache_rows=0,
+                **at_once(most),
                 max_waiting=max(most, 1024),
                 head=config.head,
                 head_k=config.head_k,

@@ -174,7 +174,7 @@ def _native(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clo
         options.cross_kv is Weights.int8,
     )
     machine = NativeMachine(
-        model, packed, slots, exits, options.head, options.head_k, options.record_confidences, clock
+        model, packed, slots, exits, options.head, options.head_k, options.record_confidences, options.ladder, clock
     )
     return Backend(
         RunnerName.native,
@@ -183,7 +183,7 @@ def _native(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clo
         exits,
         CrossRunner(model.spec, slots),
         machine,
-        lambda rule, rows, bucket: NativeWave(machine, rule, rows),
+        lambda rule, rows, bucket: NativeWave(machine, rows),
     )
 
 

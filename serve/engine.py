@@ -86,7 +86,7 @@ class Engine:
         self.clock = Clock()
         backend = make_backend(self.model, options, self.clock)
         self.slots, self.runner, self.machine = backend.slots, backend.runner, backend.machine
-        self._exits, self._new_wave, self._runner_name = backend.exits, backend.wave, backend.name
+        self._exits, self._new_wave, self.runner_name = backend.exits, backend.wave, backend.name
         self.prefill = Prefill(
             self.model.encode, self.runner, options.prefill_rows, options.source_multiple, self.model.device
         )
@@ -432,7 +432,7 @@ class Engine:
     def _measured(self) -> CostTable:
         """The cost table of this engine; a model keeps those that were measured for it."""
         options = self.options
-        arithmetic = (self._runner_name, options.weights, options.cross_kv)
+        arithmetic = (self.runner_name, options.weights, options.cross_kv)
         shape = (options.ladder, options.head, options.head_k, *arithmetic)
         if shape not in self.model.costs:
             self.model.costs[shape] = measure(self, 3, measures=())

@@ -76,7 +76,7 @@ def measure(
     readings = Readings(engine.clock.now)
     try:
         for _ in range(repeats + 1):
-            for bucket in engine.options.ladder:
+            for bucket in engine.machine.measured:
                 bench.waves(bucket, readings)
                 bench.backfills(bucket, readings)
                 for asked in (frozenset[Measure](), *sets):
@@ -98,11 +98,10 @@ def measure_check(machine: Any, measures: frozenset[Measure], repeats: int = 5) 
     What it takes of a step is the phase ``measuring``: no part of decoding.
     """
     machine.clock("schedule")
-    ladder = ladder_of(machine.buckets)
     bench, readings = machine.bench(), Readings(machine.clock.now)
     try:
         for _ in range(repeats + 1):
-            for bucket in ladder:
+            for bucket in machine.measured:
                 bench.check(bucket, measures, readings)
     finally:
         bench.close()
@@ -110,22 +109,15 @@ def measure_check(machine: Any, measures: frozenset[Measure], repeats: int = 5) 
     return between(readings.medians(), machine.buckets)
 
 
-def ladder_of(buckets: Sequence[int]) -> list[int]:
-    """The sizes that are measured of those that there are: powers of two, and the last."""
-    return [size for size in buckets if size & (size - 1) == 0 or size == buckets[-1]]
-
-
 def between(seconds: dict[str, dict[int, float]], buckets: Sequence[int]) -> dict[str, dict[int, float]]:
-    """With the sizes between two measured ones, on a straight line, for what was measured by size of the batch."""
-    if len(buckets) == len(ladder_of(buckets)):
-        return seconds
+    """With the buckets that lie between two measured ones, on a straight line, for what was measured by bucket."""
     filled = {}
     for name, known in seconds.items():
         filled[name] = dict(known)
-        if name == "encode" or buckets[-1] not in known:
+        if name == "encode":  # by padded length
             continue
         for low, high in pairwise(sorted(known)):
-            for size in range(low + 1, high):
+            for size in [bucket for bucket in buckets if low < bucket < high]:
                 share = (size - low) / (high - low)
                 filled[name][size] = known[low] + share * (known[high] - known[low])
         filled[name] = dict(sorted(filled[name].items()))

@@ -22,6 +22,7 @@ from calm.policies import Policy
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_IDS = 256
+MIN_CALLS = 2  # of the encoder between two steps, where nobody says otherwise
 Choice = TypeVar("Choice", bound=Enum)
 
 
@@ -88,7 +89,7 @@ class EngineOptions:
     buckets: tuple[int, ...] = ()
     max_waiting: int = 1024
     prefill_rows: int = PREFILL_ROWS
-    prefill_calls: int = 2
+    prefill_calls: int = MIN_CALLS
     source_multiple: int = SOURCE_MULTIPLE
     cross_cache_rows: int = 64
     cross_cache_bytes: int | None = None
@@ -129,6 +130,16 @@ class EngineOptions:
             return self.buckets
         powers = [1 << n for n in range(self.max_batch.bit_length()) if 1 << n < self.max_batch]
         return (*powers, self.max_batch)
+
+
+def at_once(batch: int, prefill_rows: int = PREFILL_ROWS) -> dict[str, Any]:
+    """Options of an engine that is timed: it takes a batch's rows up before its first step and encodes each anew.
+
+    ``prefill_rows``: of one encoder call, at most.
+    """
+    rows = min(batch, prefill_rows)
+    calls = max(MIN_CALLS, -(-batch // rows))
+    return {"max_batch": batch, "prefill_rows": rows, "prefill_calls": calls, "cross_cache_rows": 0}
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,11 @@ class Machine:
         return Bench(self, max_source)
 
     @property
+    def measured(self) -> tuple[int, ...]:
+        """The buckets that a cost table is measured at: all of them."""
+        return self.buckets
+
+    @property
     def num_layers(self) -> int:
         return self.runner.spec.num_layers
 

@@ -24,6 +24,7 @@ from calm.simulate import SimEngine
 from serve.engine import Engine
 from serve.measure import measure, setting_of
 from serve.model import ServedModel, served
+from serve.options import at_once
 from serve.requests import Answer, Status
 
 from .generating import versions
@@ -79,11 +80,7 @@ class Ours:
 
     def _engine(self, model: ServedModel, batch: int, **options: Any) -> Engine:
         """One that takes all rows up before its first step, and encodes them anew each time."""
-        rows = min(batch, PREFILL_ROWS)
-        return Engine(
-            model, max_batch=batch, prefill_rows=rows, prefill_calls=-(-batch // rows), cross_cache_rows=0,
-            **self._options, **options,
-        )  # fmt: skip
+        return Engine(model, **at_once(batch, PREFILL_ROWS), **self._options, **options)
 
     def decode(self, variant: str, tokens: int) -> list[int]:
         engine, policy = self._variants[variant]

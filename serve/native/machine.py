@@ -28,6 +28,7 @@ class NativeMachine:
     """What every native wave of an engine is made with.
 
     Attributes:
+        measured: sizes that a cost table is measured at.
         step, token: by slot; set before a wave starts.
         confidences: (slots, L), where they are recorded.
     """
@@ -41,11 +42,12 @@ class NativeMachine:
         head: Head,
         head_k: int,
         record: bool,
+        measured: tuple[int, ...],
         clock: Clock,
     ) -> None:
         spec: DecoderSpec = model.spec
         self.spec, self.packed, self.slots, self.exits = spec, packed, slots, exits
-        self.record, self.clock = record, clock
+        self.record, self.measured, self.clock = record, measured, clock
         self.spare: list[Any] = []  # memory of waves that have spoken
         self.num_layers = spec.num_layers
         rows, k = slots.count + 1, min(head_k, spec.vocab_size)
@@ -61,8 +63,8 @@ class NativeMachine:
         self._classifier = weight.float().contiguous()
         # behind an int8 screen there are exact words: the full head of the rows that it leaves open is of their kind
         head_numbers = packed.word_numbers if head is Head.screened else packed.kind
-        self._words = packed.words() if head is not Head.full else torch.zeros(0)
-        screen, self._doubt = packed.screen() if head is Head.screened else (MatrixView(), torch.zeros(0))
+        self._words = packed.words if head is not Head.full else torch.zeros(0)
+        screen, self._doubt = packed.screen if head is Head.screened else (MatrixView(), torch.zeros(0))
         view = ModelView(
             layers=spec.num_layers,
             heads=spec.num_heads,

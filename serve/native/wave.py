@@ -39,7 +39,7 @@ class Memory:
 class NativeWave:
     """Rows that climb together."""
 
-    def __init__(self, machine: NativeMachine, rule: Rule, rows: Sequence[Row], bucket: int | None = None) -> None:
+    def __init__(self, machine: NativeMachine, rows: Sequence[Row]) -> None:
         self.machine, self.age = machine, 0
         self.spoken: Spoken | None = None
         step, token = machine.step, machine.token
@@ -80,17 +80,19 @@ class NativeWave:
         """``calm.rules.climb`` over this wave."""
         view = self._view
         self._follow(rule)
+
+        def company() -> int:  # joining may make the wave too old to wait
+            return rule.company if rule.waits and patient and self.age <= rule.max_age else 0
+
         while True:
-            waits = rule.waits and patient and self.age <= rule.max_age
-            view.company = rule.company if waits else 0
+            view.company = company()
             view.pause_at = sum({1 << wave.layer for wave in parked}) if rule.leaves else 0
             status = self.machine.climb(view)
             if status == PAUSED:
                 for other in [wave for wave in parked if wave.layer == self.layer]:
                     parked.remove(other)
                     self.join(other)
-                waits = rule.waits and patient and self.age <= rule.max_age
-                if not (waits and self.size < rule.company):
+                if self.size >= company():
                     continue
                 status = PARKED
             if status == PARKED:

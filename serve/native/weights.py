@@ -7,6 +7,7 @@ skipped layer come from one left factor.
 
 import ctypes
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -66,8 +67,6 @@ class Packed:
     embed: Tensor
     _owned: list[Tensor]
     _heads: dict[int, MatrixView] = field(default_factory=dict)
-    _words: dict[int, Tensor] = field(default_factory=dict)
-    _screens: dict[int, tuple[MatrixView, Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, spec: DecoderSpec, kind: int) -> "Packed":
@@ -92,26 +91,21 @@ class Packed:
         """Of the head's rows as they lie: fp32 where the layers are, else bf16."""
         return FP32 if self.kind == FP32 else BF16
 
+    @cached_property
     def words(self) -> Tensor:
         """The head's rows as they lie, in lanes of 32 bits: (V, lanes)."""
-        numbers = self.word_numbers
-        if numbers not in self._words:
-            words = head_words(self.spec)
-            if numbers == BF16:
-                words = F.pad(words.to(torch.bfloat16), (0, words.shape[1] % 2))
-            self._words[numbers] = words.contiguous().view(torch.int32)
-        return self._words[numbers]
+        words = head_words(self.spec)
+        if self.word_numbers == BF16:
+            words = F.pad(words.to(torch.bfloat16), (0, words.shape[1] % 2))
+        return words.contiguous().view(torch.int32)
 
+    @cached_property
     def screen(self) -> tuple[MatrixView, Tensor]:
         """An int8 head over the very numbers of ``words``, and how far off each of its logits can be: (2, V)."""
-        numbers = self.word_numbers
-        if numbers not in self._screens:
-            words = head_words(self.spec)
-            if numbers == BF16:
-                words = words.to(torch.bfloat16).float()
-            doubt = doubts(words, quantised(words)).contiguous()
-            self._screens[numbers] = (_packed(words, INT8, self._owned), doubt)
-        return self._screens[numbers]
+        words = head_words(self.spec)
+        if self.word_numbers == BF16:
+            words = words.to(torch.bfloat16).float()
+        return _packed(words, INT8, self._owned), doubts(words, quantised(words)).contiguous()
 
 
 def head_words(spec: DecoderSpec) -> Float[Tensor, "vocab d_model"]:
