@@ -73,24 +73,25 @@ struct Doubt {
     float norm, lost;
 };
 
-// Int8 logits of these slots over all words, and each row's doubt.
-static void screen_words(const Model& m, Scratch& s, const int32_t* slots, int count, std::vector<Doubt>& doubts) {
+// Int8 logits of these slots over all words, and each row's doubt unless that is null.
+static void screen_words(const Model& m, Scratch& s, const int32_t* slots, int count, std::vector<Doubt>* doubts) {
     Scratch::need(s.logits, (size_t)count * m.vocabulary + W);
     s.x.shape(INT8, count, m.d_model);
-    doubts.resize(count);
+    if (doubts) doubts->resize(count);
     for (int i = 0; i < count; i++) {
         float* normed = Scratch::need(s.normed, m.d_model);
         normalise(m.hidden + (int64_t)slots[i] * m.d_model, m.d_model, m.eps, normed);
         if (m.head_numbers == BF16)  // the doubt is about what the full head multiplies
             for (int k = 0; k < m.d_model; k++) normed[k] = of_bf16(to_bf16(normed[k]));
         s.x.put(i, normed);
+        if (!doubts) continue;
         const uint8_t* q = (const uint8_t*)s.x.row(i);
         double norm = 0, lost = 0;
         for (int k = 0; k < m.d_model; k++) {
             const float x = s.normed[k], gap = x - s.x.scale[i] * (float)((int)q[k] - 128);
             norm += (double)x * x, lost += (double)gap * gap;
         }
-        doubts[i] = {(float)std::sqrt(norm) * 1.001f, (float)std::sqrt(lost) * 1.001f};
+        (*doubts)[i] = {(float)std::sqrt(norm) * 1.001f, (float)std::sqrt(lost) * 1.001f};
     }
     product(s.x, m.screen, s.logits.data(), m.vocabulary);
 }
@@ -160,7 +161,7 @@ static void ask(const Model& m, Scratch& s, Checker& c, const Wave& w) {
     if (c.asked.empty()) return;
     const int count = (int)c.asked.size();
     if (m.head_kind == SCREENED)
-        screen_words(m, s, c.asked.data(), count, c.doubts);
+        screen_words(m, s, c.asked.data(), count, nullptr);
     else
         all_words(m, s, c.asked.data(), count);
     for (int j = 0; j < count; j++) {
@@ -182,7 +183,7 @@ static void ask(const Model& m, Scratch& s, Checker& c, const Wave& w) {
 // what is told is the full head's argmax.
 static void say_screened(const Model& m, Scratch& s, Checker& c, std::vector<int32_t>& places, int32_t* words) {
     const int count = (int)c.asked.size(), k = m.head_k < m.vocabulary ? m.head_k : m.vocabulary - 1;
-    screen_words(m, s, c.asked.data(), count, c.doubts);
+    screen_words(m, s, c.asked.data(), count, &c.doubts);
     c.ids.resize(k + 1), c.exact.resize(k + 1);
     int open = 0;
     for (int j = 0; j < count; j++) {

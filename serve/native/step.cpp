@@ -129,30 +129,27 @@ static void speak(Engine& e, Wave& w) {
     timer(BACKFILL);
 }
 
+// Keys and values of a source (layers x heads x length x d_kv), head by head.
 template <class T>
-static void put_source_as(const Model& m, int slot, const float* keys, const float* values, int length) {
-    const HeadShape shape = cross_shape(m);
-    for (int layer = 1; layer <= m.layers; layer++)
-        for (int h = 0; h < m.heads; h++) {
-            const int64_t from = ((int64_t)(layer - 1) * m.heads + h) * length * m.d_kv;
-            const int64_t at = head_at(m, layer, slot, h);
-            for (int t = 0; t < length; t++) {
-                put_key<T>(m.cross_keys + at * shape.key_lanes(), shape, t, keys + from + (int64_t)t * m.d_kv);
-                put_value<T>(m.cross_values + at * shape.value_lanes(), shape, t, values + from + (int64_t)t * m.d_kv);
-            }
+static void put_head(const Model& m, const HeadShape& shape, int64_t at, const float* keys, const float* values,
+                     int length) {
+    int32_t *k = m.cross_keys + at * shape.key_lanes(), *v = m.cross_values + at * shape.value_lanes();
+    if constexpr (T::PER == 4) {
+        put_coarse(k, v, Coarse::at(m.coarse + at * Coarse::lanes(shape), shape), shape, keys, values, length);
+    } else {
+        for (int t = 0; t < length; t++) {
+            put_key<T>(k, shape, t, keys + (int64_t)t * m.d_kv);
+            put_value<T>(v, shape, t, values + (int64_t)t * m.d_kv);
         }
-    m.source_length[slot] = length;
+    }
 }
-
-static void put_source_coarsely(const Model& m, int slot, const float* keys, const float* values, int length) {
+template <class T>
+static void put_source(const Model& m, int slot, const float* keys, const float* values, int length) {
     const HeadShape shape = cross_shape(m);
     for (int layer = 1; layer <= m.layers; layer++)
         for (int h = 0; h < m.heads; h++) {
             const int64_t from = ((int64_t)(layer - 1) * m.heads + h) * length * m.d_kv;
-            const int64_t at = head_at(m, layer, slot, h);
-            put_coarse(m.cross_keys + at * shape.key_lanes(), m.cross_values + at * shape.value_lanes(),
-                       Coarse::at(m.coarse + at * Coarse::lanes(shape), shape), shape, keys + from, values + from,
-                       length);
+            put_head<T>(m, shape, head_at(m, layer, slot, h), keys + from, values + from, length);
         }
     m.source_length[slot] = length;
 }
@@ -228,9 +225,9 @@ Engine* calm_new(const Model* model) { return new Engine{*model, {}, {}}; }
 void calm_free(Engine* engine) { delete engine; }
 
 void calm_put_source(Engine* e, int32_t slot, const float* keys, const float* values, int32_t length) {
-    if (e->m.cross_kind == INT8) return put_source_coarsely(e->m, slot, keys, values, length);
-    e->m.cross_kind == FP32 ? put_source_as<Fp32>(e->m, slot, keys, values, length)
-                            : put_source_as<Bf16>(e->m, slot, keys, values, length);
+    const int32_t kind = e->m.cross_kind;
+    (kind == FP32 ? put_source<Fp32> : kind == BF16 ? put_source<Bf16> : put_source<Int8>)(e->m, slot, keys, values,
+                                                                                            length);
 }
 void calm_fill(Engine* e, int32_t slot, int32_t lane) { fill(e->m, slot, lane); }
 

@@ -293,6 +293,7 @@ def test_predicted_time_of_checks_is_within_a_tenth(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("each_runner", [RunnerName.eager], indirect=True)  # the engine below is eager
 @pytest.mark.parametrize("rule", [BatchRule.own, BatchRule.compact], ids=lambda rule: rule.value)
 def test_a_step_is_spent_in_the_runner(rule: BatchRule) -> None:
     """32 rows that come and go. What would make the share smaller is left out: confidences and the encoder."""
