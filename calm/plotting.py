@@ -1,5 +1,6 @@
 """Figures: a DataFrame in, Axes out. No file is read or written here."""
 
+from textwrap import fill
 from typing import Any
 
 import pandas as pd
@@ -77,6 +78,7 @@ def _axes() -> Any:
     return Figure(figsize=(7.5, 4), layout="constrained").subplots()
 
 
+CHARACTERS_PER_INCH = 13  # of a title
 HATCHES = {
     "own": "",
     "compact": "///",
@@ -159,7 +161,8 @@ def _serving_legend(df: pd.DataFrame, ax: Any) -> None:
 def _row_of_axes(count: int, title: str) -> Any:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(3.3 * count + 1.2, 4.2), layout="constrained")
+    width = 3.3 * count + 1.2
+    figure = Figure(figsize=(width, 4.2), layout="constrained")
     if title:
-        figure.suptitle(title, fontsize="medium")
+        figure.suptitle(fill(title, int(CHARACTERS_PER_INCH * width)), fontsize="medium")
     return figure.subplots(1, count, squeeze=False)[0]

@@ -25,6 +25,7 @@ def model_card(model: "EarlyExitT5") -> str:
         "",
         "```python",
         "import calm",
+        "",
         "model = calm.load(folder)",
         "```",
         "",
