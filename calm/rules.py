@@ -195,16 +195,16 @@ QueuedT = TypeVar("QueuedT", bound=Queued)
 
 
 def next_group(
-    queue: Sequence[QueuedT], rows: int, padded: Callable[[int], int], known: Container[object]
+    queue: Sequence[QueuedT], rows: int, alike: Callable[[int], int], known: Container[object]
 ) -> list[QueuedT]:
     """The requests of a queue, at most ``rows``, that are encoded together next.
 
     The first in line is always among them; a request whose source is ``known`` needs no encoder and goes alone. The
-    others are those of the first one's padded length, in order. So nobody is passed over for longer than it takes to
-    become first.
+    others are those that are alike by length, in order. So nobody is passed over for longer than it takes to become
+    first.
     """
     if queue[0].key in known:
         return [queue[0]]
-    length = padded(queue[0].length)
-    fitting = (each for each in queue if padded(each.length) == length and each.key not in known)
+    kind = alike(queue[0].length)
+    fitting = (each for each in queue if alike(each.length) == kind and each.key not in known)
     return list(islice(fitting, rows))

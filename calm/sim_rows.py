@@ -49,8 +49,9 @@ class Setting:
     Attributes:
         buckets: batch sizes, ascending; the last is the number of slots.
         checked: layers after which confidences are asked.
-        packed: rows are packed into buckets and backfilled from the lowest exit; else a layer runs on the rows that it
-            has and fills in only those that need it (the native runner).
+        packed: rows are packed into buckets and backfilled from the lowest exit, sources into calls of one shape; else
+            a layer runs on the rows that it has and fills in only those that need it, the encoder on any sources (the
+            native runner).
         cross_cache_rows, cross_cache_tokens: sources whose cross K/V is kept, and tokens of all of them (None: any).
     """
 
@@ -70,6 +71,10 @@ class Setting:
 
     def padded(self, length: int) -> int:
         return padded_length(length, self.source_multiple, self.max_source)
+
+    def alike(self, length: int) -> int:
+        """Sources for which this is the same number may be encoded together."""
+        return self.padded(length) if self.packed else 0
 
 
 @dataclass(eq=False)

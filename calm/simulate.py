@@ -203,7 +203,7 @@ class SimEngine:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def pay(self, phase: str, name: str, size: int = 1, times: int = 1) -> None:
+    def pay(self, phase: str, name: str, size: int = 1, times: float = 1) -> None:
         cost = self.table.at(name, size) * times
         self._seconds[phase] = self._seconds.get(phase, 0.0) + cost
         self.now += cost
@@ -252,18 +252,26 @@ class SimEngine:
             if not known and calls == self.setting.prefill_calls:
                 break
             room = min(self.setting.prefill_rows, self.setting.buckets[-1] - len(self.taken))
-            group = next_group(self.waiting, room, self.setting.padded, self._known)
+            group = next_group(self.waiting, room, self.setting.alike, self._known)
             chosen = {id(row) for row in group}
             self.waiting = [row for row in self.waiting if id(row) not in chosen]
             if not known:
                 calls += 1
-                self.pay("prefill", "encode", self.setting.padded(group[0].length))
+                self._encode(group)
             for row in group:
                 self._known.put(row.key, None, row.length)
                 self._take_slot(row)
                 self.pay("prefill", "admit")
                 admitted += 1
         return admitted, calls
+
+    def _encode(self, group: list[SimRow]) -> None:
+        """A call costs what it was measured at with all its rows; without padding, each row its share of that."""
+        if self.setting.packed:
+            self.pay("prefill", "encode", self.setting.padded(group[0].length))
+            return
+        for row in group:
+            self.pay("prefill", "encode", self.setting.padded(row.length), 1 / self.setting.prefill_rows)
 
     def _take_slot(self, row: SimRow) -> None:
         row.slot = next(slot for slot in range(self.setting.buckets[-1]) if slot not in self.taken)

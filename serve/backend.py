@@ -6,6 +6,7 @@ promise of the batch rules; an engine knows only what is named here.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -22,12 +23,14 @@ from .exits import Exits
 from .heads import make_head
 from .model import ServedModel
 from .native.build import NativeError, available, instructions, kernels, library
+from .native.encoder import NativePrefill
 from .native.machine import NativeMachine
 from .native.slots import NativeSlots
 from .native.views import INT8
 from .native.wave import NativeWave
 from .native.weights import KINDS, check_served
 from .options import EngineOptions
+from .prefill import Prefill
 from .requests import Row
 from .runner import EagerRunner
 from .slots import Slots
@@ -44,7 +47,7 @@ class Backend:
         name: eager or native.
         arithmetic: as certificates name it.
         slots, exits: where rows' K/V and policies are.
-        runner: gives cross K/V and knows the slots.
+        prefill: sources -> cross K/V.
         machine: what waves are made with.
         wave: (rule, rows, bucket or None) -> a wave at layer 0; a native one has no bucket.
     """
@@ -53,20 +56,9 @@ class Backend:
     arithmetic: str
     slots: Any
     exits: Exits
-    runner: Any
+    prefill: Any
     machine: Any
     wave: MakeWave
-
-
-@dataclass(frozen=True)
-class CrossRunner:
-    """What the prefill needs of a runner whose layers are elsewhere."""
-
-    spec: DecoderSpec
-    slots: NativeSlots
-
-    def cross(self, encoder_hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return cross_kv(self.spec, encoder_hidden)
 
 
 def pick(runner: RunnerName, device: str, spec: DecoderSpec | None = None) -> RunnerName:
@@ -131,8 +123,6 @@ def _arithmetic(model: ServedModel, options: EngineOptions, *, native: bool) -> 
         options.weights,
         options.cross_kv,
         options.head,
-        options.prefill_rows,
-        options.source_multiple,
         kernels() if native else "",
     )
 
@@ -155,7 +145,7 @@ def _eager(model: ServedModel, options: EngineOptions, exits: Exits, clock: Cloc
         _arithmetic(model, options, native=False),
         slots,
         exits,
-        runner,
+        _torch_prefill(model, options),
         machine,
         lambda rule, rows, bucket: EngineWave(machine, rule, rows, bucket),
     )
@@ -181,10 +171,23 @@ def _native(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clo
         _arithmetic(model, options, native=True),
         slots,
         exits,
-        CrossRunner(model.spec, slots),
+        _native_prefill(model, options, kind),
         machine,
         lambda rule, rows, bucket: NativeWave(machine, rows),
     )
+
+
+def _torch_prefill(model: ServedModel, options: EngineOptions) -> Prefill:
+    cross = partial(cross_kv, model.spec)
+    return Prefill(model.encode, cross, options.prefill_rows, options.source_multiple, model.max_source, model.device)
+
+
+def _native_prefill(model: ServedModel, options: EngineOptions, kind: int) -> Prefill | NativePrefill:
+    """A model that brings no more than a function to call is encoded by that."""
+    packed = model.packed_encoder(kind)
+    if packed is None:
+        return _torch_prefill(model, options)
+    return NativePrefill(packed, options.prefill_rows, options.source_multiple, model.max_source)
 
 
 def _no_classifier(hidden: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from .intake import Intake, Source
 from .measure import measure, measure_check, setting_of
 from .model import ServedModel, served
 from .options import EngineOptions, RequestOptions
-from .prefill import CrossCache, CrossKV, Prefill, source_key
+from .prefill import CrossCache, CrossKV, source_key
 from .requests import Answer, Reason, Row, Status
 from .sampling import choose
 from .scheduler import Waiting
@@ -85,11 +85,8 @@ class Engine:
         options = self.options
         self.clock = Clock()
         backend = make_backend(self.model, options, self.clock)
-        self.slots, self.runner, self.machine = backend.slots, backend.runner, backend.machine
+        self.slots, self.prefill, self.machine = backend.slots, backend.prefill, backend.machine
         self._exits, self._new_wave, self.runner_name = backend.exits, backend.wave, backend.name
-        self.prefill = Prefill(
-            self.model.encode, self.runner, options.prefill_rows, options.source_multiple, self.model.device
-        )
         self.cross_cache = CrossCache(options.cross_cache_rows, options.cross_cache_bytes)
         identity = self.model.identity
         self._certificates = Certificates(
@@ -267,7 +264,7 @@ class Engine:
                 break  # decoding rows do not wait for more than this
             calls += 0 if known else 1
             room = min(self.options.prefill_rows, self.slots.free)
-            group = self._waiting.group(room, self.prefill.padded, self.cross_cache)
+            group = self._waiting.group(room, self.prefill.alike, self.cross_cache)
             self.clock("schedule")
             try:
                 admitted += sum(self._seat(row, kv) for row, kv in self._encoded(group))

@@ -16,8 +16,9 @@ from torch import Tensor
 from calm.calibration.artifact import Artifact
 from calm.calibration.identity import ModelIdentity
 from calm.cost import CostTable
-from calm.models.base import DecoderSpec
+from calm.models.base import DecoderSpec, EncoderSpec
 
+from .native.encoder import PackedEncoder
 from .native.weights import Packed
 from .prefill import Encode
 
@@ -34,6 +35,7 @@ class ServedModel:
         encode: ids and mask -> hidden states of the encoder.
         classifier: hidden -> P(exit), fp32; None before it is trained.
         to_ids, to_text: a source's text to ids (EOS last, cut to ``max_source``), ids to text.
+        encoder: tensors for the native runner's own encoder; None: ``encode`` is all there is.
         classifier_weights: of the exit classifier: (d_model,) and a bias.
         exit_layers: layers after which a row may leave.
         max_source, max_target: tokens; ``max_target`` is N.
@@ -51,15 +53,25 @@ class ServedModel:
     max_target: int
     artifacts: tuple[Artifact, ...] = ()
     identity: ModelIdentity | None = None
+    encoder: EncoderSpec | None = None
     classifier_weights: tuple[Tensor, float] | None = None
     costs: dict[object, CostTable] = field(default_factory=dict, compare=False, repr=False)
     _packed: dict[int, Packed] = field(default_factory=dict, compare=False, repr=False)
+    _packed_encoders: dict[int, PackedEncoder] = field(default_factory=dict, compare=False, repr=False)
 
     def packed(self, kind: int) -> Packed:
         """Weights for the native runner, packed once for all engines of this model."""
         if kind not in self._packed:
             self._packed[kind] = Packed.of(self.spec, kind)
         return self._packed[kind]
+
+    def packed_encoder(self, kind: int) -> PackedEncoder | None:
+        """The same for the encoder; None where there is only ``encode``."""
+        if self.encoder is None:
+            return None
+        if kind not in self._packed_encoders:
+            self._packed_encoders[kind] = PackedEncoder.of(self.encoder, self.spec, kind)
+        return self._packed_encoders[kind]
 
     @property
     def device(self) -> torch.device:
@@ -82,7 +94,7 @@ def served(
     from calm.calibration.artifact import load_artifacts
     from calm.data.text import decode_ids, encode_source
     from calm.models.folder import load
-    from calm.models.t5 import export_spec
+    from calm.models.t5 import export_encoder, export_spec
 
     artifacts: list[Artifact] = []
     identity = None
@@ -104,5 +116,6 @@ def served(
         max_target=settings.max_target_tokens,
         artifacts=tuple(artifacts),
         identity=identity,
+        encoder=export_encoder(model),
         classifier_weights=(linear.weight.detach()[0], linear.bias.item()) if settings.has_classifier else None,
     )

@@ -11,10 +11,9 @@ from calm.last_used import LastUsed
 from calm.models.base import DecoderSpec
 from calm.rules import padded_length
 
-from .runner import Runner
-
 Encode = Callable[[Int[Tensor, "rows source"], Bool[Tensor, "rows source"]], Float[Tensor, "rows source d_model"]]
 CrossKV = tuple[Tensor, Tensor]  # keys and values, (layers, heads, source, d_kv) each
+Cross = Callable[[Float[Tensor, "rows source d_model"]], tuple[Tensor, Tensor]]  # (layers, rows, heads, source, d_kv)
 
 
 def source_key(source: Sequence[int]) -> bytes:
@@ -70,17 +69,22 @@ class Prefill:
     def __init__(
         self,
         encode: Encode,
-        runner: Runner,
+        cross: Cross,
         rows: int,
         multiple: int,
+        max_source: int,
         device: torch.device,
     ) -> None:
-        self._encode, self._runner, self.rows, self._multiple = encode, runner, rows, multiple
-        self._device = device
+        self._encode, self._cross, self.rows, self._multiple = encode, cross, rows, multiple
+        self._max_source, self._device = max_source, device
 
     def padded(self, length: int) -> int:
         """Tokens that a source of this length is padded to."""
-        return padded_length(length, self._multiple, self._runner.slots.max_source)
+        return padded_length(length, self._multiple, self._max_source)
+
+    def alike(self, length: int) -> int:
+        """Sources for which this is the same number may be encoded together."""
+        return self.padded(length)
 
     def __call__(self, sources: Sequence[Sequence[int]]) -> list[CrossKV]:
         """Cross K/V of at most ``rows`` sources of one padded length."""
@@ -91,7 +95,7 @@ class Prefill:
         for i, source in enumerate(sources):
             ids[i, : len(source)] = torch.tensor(list(source), device=self._device)
             mask[i, : len(source)] = True
-        keys, values = self._runner.cross(self._encode(ids, mask))
+        keys, values = self._cross(self._encode(ids, mask))
         return [
             (keys[:, i, :, : len(source)].clone(), values[:, i, :, : len(source)].clone())
             for i, source in enumerate(sources)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from calm.layer_math import attend, before_head, cross_kv, feed_forward, rms_norm
+from calm.layer_math import attend, before_head, feed_forward, rms_norm
 from calm.models.base import DecoderSpec
 
 from .slots import Slots
@@ -50,12 +50,6 @@ class Runner(Protocol):
         ...
 
     def logits(self, hidden: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocab"]: ...
-
-    def cross(
-        self, encoder_hidden: Float[Tensor, "rows source d_model"]
-    ) -> tuple[Float[Tensor, "layers rows heads source d_kv"], Float[Tensor, "layers rows heads source d_kv"]]:
-        """K and V of the cross-attention of every layer."""
-        ...
 
     def told(self, flag: Bool[Tensor, ""]) -> bool: ...
 
@@ -117,11 +111,6 @@ class EagerRunner:
 
     def logits(self, hidden: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocab"]:
         return F.linear(before_head(self.spec, hidden), self.spec.tensors["head"])
-
-    def cross(
-        self, encoder_hidden: Float[Tensor, "rows source d_model"]
-    ) -> tuple[Float[Tensor, "layers rows heads source d_kv"], Float[Tensor, "layers rows heads source d_kv"]]:
-        return cross_kv(self.spec, encoder_hidden)
 
     def told(self, flag: Bool[Tensor, ""]) -> bool:
         return bool(flag)

@@ -6,7 +6,7 @@ repeated request draws the same.
 
 import hashlib
 
-import torch
+import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
@@ -31,17 +31,27 @@ def masked(
 
 
 def draw(logits: Float[Tensor, " vocab"], temperature: float, top_p: float, number: float) -> int:
-    """The token at which the cumulated probability, most probable first, passes ``number`` of the top-p mass.
+    """The token at which the cumulated probability passes ``number`` of what may be drawn.
 
-    Top-p keeps the fewest tokens whose probability reaches ``top_p``; at least one.
+    Top-p keeps the fewest tokens whose probability reaches ``top_p``, at least one; those are cumulated with the most
+    probable first, all of them (``top_p`` 1) by id.
     """
-    scaled = (logits.double() - float(logits.max())) / temperature  # differences: no temperature is too low
-    order = torch.sort(scaled, descending=True, stable=True)
-    mass = order.values.softmax(dim=-1).cumsum(dim=-1)
-    kept = int((mass < top_p).sum()) + 1
-    kept = min(kept, mass.shape[0])
-    place = int((mass[:kept] <= number * float(mass[kept - 1])).sum())
-    return int(order.indices[min(place, kept - 1)])
+    values = logits.double().cpu().numpy()
+    with np.errstate(over="ignore"):  # differences: no temperature is too low
+        mass = np.exp((values - values.max()) / temperature)
+    if top_p >= 1.0:
+        return _where(mass.cumsum(), number)
+    # tokens below an even share of what may be left out are never needed: together they are less than that
+    likely = np.flatnonzero(mass >= 0.5 * (1.0 - top_p) * mass.sum() / len(mass))
+    likely = likely[np.argsort(-mass[likely], kind="stable")]
+    reached = mass[likely].cumsum()
+    kept = int(np.searchsorted(reached, top_p * mass.sum())) + 1
+    return int(likely[_where(reached[:kept], number)])
+
+
+def _where(reached: "np.ndarray[tuple[int], np.dtype[np.float64]]", number: float) -> int:
+    """The first place at which a sum that grows passes ``number`` of its end."""
+    return min(int(np.searchsorted(reached, number * reached[-1], side="right")), len(reached) - 1)
 
 
 def choose(

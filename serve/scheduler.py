@@ -43,9 +43,9 @@ class Waiting:
     def first(self) -> Row:
         return self._rows[0]
 
-    def group(self, rows: int, padded: Callable[[int], int], known: Container[bytes]) -> list[Row]:
+    def group(self, rows: int, alike: Callable[[int], int], known: Container[bytes]) -> list[Row]:
         """At most ``rows`` requests that are encoded together (calm.rules.next_group); they leave the queue."""
-        chosen = next_group(self._rows, rows, padded, known)
+        chosen = next_group(self._rows, rows, alike, known)
         if chosen[0] is self.first and len(chosen) == 1:
             return [self._rows.popleft()]
         names = {id(row) for row in chosen}

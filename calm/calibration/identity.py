@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import sha256_file
-from ..config import PREFILL_ROWS, SOURCE_MULTIPLE, Backfill, DecoderName, Head, Weights
+from ..config import Backfill, DecoderName, Head, Weights
 from ..errors import CalibrationError
 from ..records import Example
 
@@ -101,15 +101,12 @@ def arithmetic(
     weights: Weights = Weights.model,
     cross_kv: Weights = Weights.model,
     head: Head = Head.full,
-    prefill_rows: int = PREFILL_ROWS,
-    source_multiple: int = SOURCE_MULTIPLE,
     kernels: str = "",
 ) -> str:
-    """What a decode computes with: ``float32``, ``bfloat16``, ``int8 on bfloat16/native KERNELS/4x16``.
+    """What a decode computes with: ``float32``, ``bfloat16``, ``int8 on bfloat16/native KERNELS``.
 
     In fp32 all decoders and runners agree, near-ties aside, but for the int8 screen of a head, of which each has its
-    own. Coarser numbers are rounded by each runner in its own way and by what the processor offers (``kernels``), and
-    the encoder's by the shape of its calls: ``prefill_rows`` sources of a multiple of ``source_multiple`` tokens.
+    own. Coarser numbers are rounded by each runner in its own way and by what the processor offers (``kernels``).
     """
     if not native:
         return dtype
@@ -117,7 +114,7 @@ def arithmetic(
         return dtype if head is not Head.screened else f"{dtype}{NATIVE} screen"
     loaded = f"int8 on {dtype}" if weights is Weights.int8 else dtype
     cross = "/int8 cross" if cross_kv is Weights.int8 else ""
-    return f"{loaded}{NATIVE} {kernels}/{prefill_rows}x{source_multiple}{cross}"
+    return f"{loaded}{NATIVE} {kernels}{cross}"
 
 
 def independent_of_batch(dtype: str) -> bool:

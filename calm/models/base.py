@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .bias import relative_bucket_row
+from .bias import relative_bucket_row, relative_buckets_both_ways
 
 
 class DecoderAdapter(Protocol):
@@ -84,3 +84,29 @@ class DecoderSpec:
     def bias_row(self, step: int) -> Int[Tensor, " keys"]:
         """Bucket of every key position 0..step as seen from query position ``step`` (causal, T5)."""
         return relative_bucket_row(step, self.bias_buckets, self.bias_max_distance)
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """Tensors and flags of a T5 encoder, exported once.
+
+    ``tensors`` uses the names ``embed``, ``final_norm``, ``bias`` and, per layer i (1..L), those of ``DecoderSpec``
+    without cross-attention. Widths of heads are the decoder's.
+    """
+
+    num_layers: int
+    num_heads: int
+    d_model: int
+    d_kv: int
+    d_ff: int
+    norm_eps: float
+    activation: str
+    gated: bool
+    bias_buckets: int
+    bias_max_distance: int
+    attention_scale: float
+    tensors: dict[str, Tensor] = field(repr=False)
+
+    def bias_row(self, length: int) -> Int[Tensor, " distances"]:
+        """Bucket of key position minus query position, from ``1 - length`` to ``length - 1``."""
+        return relative_buckets_both_ways(length, self.bias_buckets, self.bias_max_distance)

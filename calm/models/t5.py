@@ -5,7 +5,7 @@ the shared final norm of that layer's residual stream. The exit classifier reads
 Weights, config and tokenizer are Hugging Face's; the loop over decoder layers is ours.
 """
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, T5ForConditionalGeneration
 
-from .base import BiasKind, DecoderSpec
+from .base import BiasKind, DecoderSpec, EncoderSpec
 from .settings import EarlyExitSettings
 
 
@@ -135,44 +135,71 @@ class EarlyExitT5(nn.Module):
 def export_spec(model: EarlyExitT5) -> DecoderSpec:
     """The decoder as tensors and flags; tensors are shared with the model, not copied."""
     config, decoder = model.hf.config, model.hf.decoder
-    tensors = {
-        "embed": decoder.embed_tokens.weight,
-        "head": model.head_weight,
-        "final_norm": decoder.final_layer_norm.weight,
-        "bias": decoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight,
-    }
+    tensors = {**_stack_tensors(decoder, bool(config.is_gated_act)), "head": model.head_weight}
     for number, block in enumerate(decoder.block, start=1):
-        own, cross, ffn = block.layer[0].SelfAttention, block.layer[1].EncDecAttention, block.layer[2].DenseReluDense
-        tensors[f"{number}.self_norm"] = block.layer[0].layer_norm.weight
-        tensors[f"{number}.cross_norm"] = block.layer[1].layer_norm.weight
-        tensors[f"{number}.ffn_norm"] = block.layer[2].layer_norm.weight
+        cross = block.layer[1]
+        tensors[f"{number}.cross_norm"] = cross.layer_norm.weight
         for name in "qkvo":
-            tensors[f"{number}.self_{name}"] = getattr(own, name).weight
-            tensors[f"{number}.cross_{name}"] = getattr(cross, name).weight
-        if config.is_gated_act:
-            tensors[f"{number}.ffn_gate"] = ffn.wi_0.weight
-            tensors[f"{number}.ffn_up"] = ffn.wi_1.weight
-        else:
-            tensors[f"{number}.ffn_up"] = ffn.wi.weight
-        tensors[f"{number}.ffn_down"] = ffn.wo.weight
+            tensors[f"{number}.cross_{name}"] = getattr(cross.EncDecAttention, name).weight
     return DecoderSpec(
         num_layers=model.num_layers,
-        num_heads=int(config.num_heads),
-        d_model=model.d_model,
-        d_kv=int(config.d_kv),
-        d_ff=int(config.d_ff),
         vocab_size=model.vocab_size,
-        norm_eps=float(config.layer_norm_epsilon),
-        activation=str(config.dense_act_fn),
-        gated=bool(config.is_gated_act),
         bias_kind=BiasKind.relative_buckets,
-        bias_buckets=int(config.relative_attention_num_buckets),
-        bias_max_distance=int(config.relative_attention_max_distance),
         cross_attention=True,
-        attention_scale=1.0,
         head_scale=model.head_scale,
         start_token_id=model.start_token_id,
         eos_token_id=model.eos_token_id,
         pad_token_id=model.pad_token_id,
         tensors={name: tensor.detach() for name, tensor in tensors.items()},
+        **_stack_flags(model),
     )
+
+
+def export_encoder(model: EarlyExitT5) -> EncoderSpec:
+    """The encoder as tensors and flags; tensors are shared with the model, not copied."""
+    config, encoder = model.hf.config, model.hf.encoder
+    tensors = _stack_tensors(encoder, bool(config.is_gated_act))
+    return EncoderSpec(
+        num_layers=int(config.num_layers),
+        tensors={name: tensor.detach() for name, tensor in tensors.items()},
+        **_stack_flags(model),
+    )
+
+
+def _stack_flags(model: EarlyExitT5) -> dict[str, Any]:
+    """What encoder and decoder have in common."""
+    config = model.hf.config
+    return {
+        "num_heads": int(config.num_heads),
+        "d_model": model.d_model,
+        "d_kv": int(config.d_kv),
+        "d_ff": int(config.d_ff),
+        "norm_eps": float(config.layer_norm_epsilon),
+        "activation": str(config.dense_act_fn),
+        "gated": bool(config.is_gated_act),
+        "bias_buckets": int(config.relative_attention_num_buckets),
+        "bias_max_distance": int(config.relative_attention_max_distance),
+        "attention_scale": 1.0,
+    }
+
+
+def _stack_tensors(stack: Any, gated: bool) -> dict[str, Tensor]:
+    """Of an encoder or a decoder, without cross-attention and head."""
+    tensors = {
+        "embed": stack.embed_tokens.weight,
+        "final_norm": stack.final_layer_norm.weight,
+        "bias": stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight,
+    }
+    for number, block in enumerate(stack.block, start=1):
+        own, ffn = block.layer[0].SelfAttention, block.layer[-1].DenseReluDense
+        tensors[f"{number}.self_norm"] = block.layer[0].layer_norm.weight
+        tensors[f"{number}.ffn_norm"] = block.layer[-1].layer_norm.weight
+        for name in "qkvo":
+            tensors[f"{number}.self_{name}"] = getattr(own, name).weight
+        if gated:
+            tensors[f"{number}.ffn_gate"] = ffn.wi_0.weight
+            tensors[f"{number}.ffn_up"] = ffn.wi_1.weight
+        else:
+            tensors[f"{number}.ffn_up"] = ffn.wi.weight
+        tensors[f"{number}.ffn_down"] = ffn.wo.weight
+    return tensors

@@ -17,17 +17,15 @@ import weakref
 from functools import cache
 from pathlib import Path
 
-import torch
-
 from calm.checkpoint import sha256_file
 from calm.errors import CalmError
 
-from .views import ModelView, WaveView
+from .views import EncoderView, ModelView, WaveView
 
 logger = logging.getLogger(__name__)
 
 SOURCE = "step.cpp"
-REVISION = 1  # of the arithmetic: certificates in bf16 and int8 belong to one
+REVISION = 2  # of the arithmetic: certificates in bf16 and int8 belong to one
 # products that are to be fused say so: what the compiler fuses by itself could differ from copy to copy of a function
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-shared")
 COMPILERS = ("c++", "g++", "clang++")
@@ -143,17 +141,24 @@ def instructions() -> str:
 
 
 def kernels() -> str:
-    """What decides the last bits of bf16 and int8: this code's revision, its products, and torch's, for the encoder."""
-    return f"{REVISION} {instructions()} {torch.backends.cpu.get_cpu_capability()}"
+    """What decides the last bits of bf16 and int8: this code's revision and its products."""
+    return f"{REVISION} {instructions()}"
 
 
 class Handle:
-    """An engine of the library, for as long as somebody holds this; whoever does holds what its memory is too."""
+    """An object of the library, for as long as somebody holds this; whoever does holds what its memory is too."""
 
-    def __init__(self, view: ModelView, *memory: object) -> None:
+    def __init__(self, view: ModelView | EncoderView, *memory: object) -> None:
         self._memory = (view, *memory)
-        self.address: int = library().calm_new(ctypes.byref(view))
-        weakref.finalize(self, library().calm_free, self.address).atexit = False
+        functions = library()
+        decoder = isinstance(view, ModelView)
+        make, free = (
+            (functions.calm_new, functions.calm_free)
+            if decoder
+            else (functions.calm_encoder_new, functions.calm_encoder_free)
+        )
+        self.address: int = make(ctypes.byref(view))
+        weakref.finalize(self, free, self.address).atexit = False
 
 
 def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
@@ -168,6 +173,7 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
         "calm_coarse_lanes": (long, [whole, whole]),
         "calm_model_bytes": (whole, []),
         "calm_wave_bytes": (whole, []),
+        "calm_encoder_bytes": (whole, []),
         "calm_new": (pointer, [pointer]),
         "calm_free": (None, [pointer]),
         "calm_put_source": (None, [pointer, whole, pointer, pointer, whole]),
@@ -176,12 +182,15 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
         "calm_climb": (whole, [pointer, pointer]),
         "calm_speak": (whole, [pointer, pointer]),
         "calm_logits": (None, [pointer, pointer, whole, pointer]),
+        "calm_encoder_new": (pointer, [pointer]),
+        "calm_encoder_free": (None, [pointer]),
+        "calm_encode": (whole, [pointer, pointer, pointer, whole, pointer, pointer]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(found, name)
         function.restype, function.argtypes = result, arguments
-    sizes = (found.calm_model_bytes(), found.calm_wave_bytes())
-    ours = (ctypes.sizeof(ModelView), ctypes.sizeof(WaveView))
+    sizes = (found.calm_model_bytes(), found.calm_wave_bytes(), found.calm_encoder_bytes())
+    ours = tuple(map(ctypes.sizeof, (ModelView, WaveView, EncoderView)))
     if sizes != ours:
         raise NativeError(f"the compiled structures have {sizes} bytes, not {ours}; use runner=eager")
     return found

@@ -15,7 +15,8 @@ struct Scratch {
     std::vector<int32_t> query_lanes, share_lanes;
     std::vector<int> order;
 
-    static float* need(std::vector<float>& memory, size_t count) {
+    template <class T>
+    static T* need(std::vector<T>& memory, size_t count) {
         if (memory.size() < count) memory.resize(count);
         return memory.data();
     }
@@ -25,6 +26,15 @@ static INLINE HeadShape own_shape(const Model& m) { return {m.positions, m.d_kv,
 static INLINE HeadShape cross_shape(const Model& m) { return {m.sources, m.d_kv, per_lane(m.cross_kind)}; }
 static INLINE int64_t head_at(const Model& m, int layer, int slot, int head) {
     return ((int64_t)(layer - 1) * m.slots + slot) * m.heads + head;
+}
+
+template <class M>
+static void put_embedding(const M& m, int32_t token, float* out) {
+    const int64_t row = (int64_t)token * m.d_model;
+    if (m.embed_kind == FP32)
+        std::memcpy(out, (const float*)m.embed + row, (size_t)m.d_model * 4);
+    else
+        for (int k = 0; k < m.d_model; k++) out[k] = of_bf16(((const bf16*)m.embed)[row + k]);
 }
 
 // x / sqrt(mean x^2 + eps)
@@ -42,8 +52,9 @@ static void normalise(const float* x, int count, float eps, float* out) {
     for (; k < count; k++) out[k] = x[k] * scale;
 }
 
-// Row i of the left factor becomes the normalised x.
-static void put_normed(const Model& m, Scratch& s, int i, const float* x) {
+// Row i of the left factor becomes the normalised x. Here and below ``m`` is a Model or an Encoder.
+template <class M>
+static void put_normed(const M& m, Scratch& s, int i, const float* x) {
     float* normed = Scratch::need(s.normed, m.d_model);
     normalise(x, m.d_model, m.eps, normed);
     s.x.put(i, normed);
@@ -63,12 +74,11 @@ static void write_kv(const Model& m, int layer, int slot, const float* kv) {
     m.cache_kind == FP32 ? write_kv_as<Fp32>(m, layer, slot, kv) : write_kv_as<Bf16>(m, layer, slot, kv);
 }
 
-static HeadScratch scratch_of(const Model& m, Scratch& s, int positions) {
+template <class M>
+static HeadScratch scratch_of(const M& m, Scratch& s, int positions) {
     const size_t longest = (size_t)whole(positions);
-    Scratch::need(s.scores, longest), Scratch::need(s.mixed_head, whole(m.d_kv));
-    if (s.share_lanes.size() < longest) s.share_lanes.resize(longest);
-    if ((int)s.query_lanes.size() < m.d_kv) s.query_lanes.resize(m.d_kv);
-    return {s.scores.data(), s.query_lanes.data(), s.share_lanes.data(), s.mixed_head.data()};
+    return {Scratch::need(s.scores, longest), Scratch::need(s.query_lanes, m.d_kv),
+            Scratch::need(s.share_lanes, longest), Scratch::need(s.mixed_head, whole(m.d_kv))};
 }
 
 static void attend_sources_coarsely(const Model& m, Scratch& s, int layer, const int32_t* slots, int count) {
@@ -132,7 +142,8 @@ static INLINE vf activated(int activation, vf x) {
 }
 
 // residual += weights . x, for all rows
-static void add_product(const Model& m, Scratch& s, const Matrix& weights) {
+template <class M>
+static void add_product(const M& m, Scratch& s, const Matrix& weights) {
     const int count = s.x.count;
     float* out = Scratch::need(s.out, (size_t)count * m.d_model);
     product(s.x, weights, out, m.d_model);
@@ -140,7 +151,8 @@ static void add_product(const Model& m, Scratch& s, const Matrix& weights) {
     for (int64_t k = 0; k < (int64_t)count * m.d_model; k++) residual[k] += out[k];
 }
 
-static void feed_forward(const Model& m, Scratch& s, const Layer& layer, int count) {
+template <class M, class L>
+static void feed_forward(const M& m, Scratch& s, const L& layer, int count) {
     const int wide = layer.up.outputs, d_ff = m.d_ff;
     float* up = Scratch::need(s.wide, (size_t)count * wide + W);
     s.x.shape(m.kind, count, m.d_model);

@@ -4,6 +4,7 @@
 #include <new>
 
 #include "checks.h"
+#include "encoder.h"
 
 namespace calm {
 
@@ -33,12 +34,7 @@ static void start(Engine& e, const Wave& w) {
     const Model& m = e.m;
     for (int i = 0; i < w.active_count; i++) {
         const int slot = w.active[i];
-        float* hidden = m.hidden + (int64_t)slot * m.d_model;
-        const int64_t row = (int64_t)m.token[slot] * m.d_model;
-        if (m.embed_kind == FP32)
-            std::memcpy(hidden, (const float*)m.embed + row, (size_t)m.d_model * 4);
-        else
-            for (int k = 0; k < m.d_model; k++) hidden[k] = of_bf16(((const bf16*)m.embed)[row + k]);
+        put_embedding(m, m.token[slot], m.hidden + (int64_t)slot * m.d_model);
         m.crossed[slot] = m.run[slot] = 0;
         m.crossing[slot] = m.layers;
         if (m.candidates) m.candidates[(int64_t)slot * m.head_k] = NOTHING;
@@ -220,6 +216,7 @@ int64_t calm_coarse_lanes(int32_t positions, int32_t width) {
 
 int32_t calm_model_bytes() { return sizeof(Model); }
 int32_t calm_wave_bytes() { return sizeof(Wave); }
+int32_t calm_encoder_bytes() { return sizeof(Encoder); }
 
 Engine* calm_new(const Model* model) { return new Engine{*model, {}, {}}; }
 void calm_free(Engine* engine) { delete engine; }
@@ -243,6 +240,19 @@ int32_t calm_climb(Engine* e, Wave* w) {
 int32_t calm_speak(Engine* e, Wave* w) {
     try {
         speak(*e, *w);
+        return ENDED;
+    } catch (const std::bad_alloc&) {
+        return NO_MEMORY;
+    }
+}
+
+EncoderEngine* calm_encoder_new(const Encoder* encoder) { return new EncoderEngine{*encoder, {}, {}}; }
+void calm_encoder_free(EncoderEngine* engine) { delete engine; }
+// ENDED or NO_MEMORY; see encode.
+int32_t calm_encode(EncoderEngine* e, const int32_t* tokens, const int32_t* lengths, int32_t count,
+                    float* const* keys, float* const* values) {
+    try {
+        encode(*e, tokens, lengths, count, keys, values);
         return ENDED;
     } catch (const std::bad_alloc&) {
         return NO_MEMORY;

@@ -61,3 +61,23 @@ class WaveView(ctypes.Structure):
         ("fallbacks", INT),
         ("cpu_time", INT),
     ]
+
+
+ENCODER_MATRICES = ("qkv", "o", "up", "down")
+
+
+class EncoderLayerView(ctypes.Structure):
+    """The matrices of an encoder's layer."""
+
+    _fields_ = [(name, MatrixView) for name in ENCODER_MATRICES]
+
+
+class EncoderView(ctypes.Structure):
+    """An encoder, and what makes cross-attention K/V of its output."""
+
+    _fields_ = [
+        *((name, INT) for name in ("layers", "heads", "d_model", "d_kv", "d_ff", "kind", "cache_kind")),
+        *((name, INT) for name in ("activation", "gated", "sources", "embed_kind", "cross_layers")),
+        ("eps", REAL),
+        *((name, POINTER) for name in ("layer", "embed", "bias", "cross")),
+    ]

@@ -76,14 +76,14 @@ class Packed:
         layers = (LayerView * spec.num_layers)()
         for number, view in enumerate(layers, start=1):
             for name, weights in _layer(spec, number).items():
-                setattr(view, name, _packed(weights, kind, owned))
+                setattr(view, name, packed_matrix(weights, kind, owned))
         embed = spec.tensors["embed"].contiguous()
         return cls(spec, kind, layers, embed if embed.dtype is torch.bfloat16 else embed.float(), owned)
 
     def head(self, numbers: int) -> MatrixView:
         """The head packed as these numbers."""
         if numbers not in self._heads:
-            self._heads[numbers] = _packed(head_words(self.spec), numbers, self._owned)
+            self._heads[numbers] = packed_matrix(head_words(self.spec), numbers, self._owned)
         return self._heads[numbers]
 
     @property
@@ -105,7 +105,7 @@ class Packed:
         words = head_words(self.spec)
         if self.word_numbers == BF16:
             words = words.to(torch.bfloat16).float()
-        return _packed(words, INT8, self._owned), doubts(words, quantised(words)).contiguous()
+        return packed_matrix(words, INT8, self._owned), doubts(words, quantised(words)).contiguous()
 
 
 def head_words(spec: DecoderSpec) -> Float[Tensor, "vocab d_model"]:
@@ -137,7 +137,8 @@ def _layer(spec: DecoderSpec, number: int) -> dict[str, Tensor]:
     }
 
 
-def _packed(weights: Float[Tensor, "outputs inputs"], kind: int, owned: list[Tensor]) -> MatrixView:
+def packed_matrix(weights: Float[Tensor, "outputs inputs"], kind: int, owned: list[Tensor]) -> MatrixView:
+    """Weights as a product reads them, in memory that joins ``owned``."""
     weights = weights.float().contiguous()
     outputs, inputs = weights.shape
     lanes = library().calm_packed_lanes(outputs, inputs, kind)

@@ -22,7 +22,7 @@ from calm.data.tokenizer import train_tokenizer
 from calm.decode import OneDecoder
 from calm.decode_batch import BatchDecoder
 from calm.errors import CheckpointError
-from calm.models.bias import relative_bucket_row
+from calm.models.bias import relative_bucket_row, relative_buckets_both_ways
 from calm.models.build import build_from_published, build_from_scratch
 from calm.models.folder import add_sidecar, save
 from calm.models.settings import EarlyExitSettings, default_exit_layers
@@ -162,6 +162,10 @@ def test_relative_buckets_equal_hugging_faces() -> None:
         positions = torch.arange(step + 1)
         expected = attention._relative_position_bucket(positions - step, bidirectional=False)
         assert torch.equal(relative_bucket_row(step, 32, 128), expected)
+    for length in (1, 2, 9, 17, 129, 300):
+        ahead = torch.arange(1 - length, length)
+        expected = attention._relative_position_bucket(ahead, bidirectional=True)
+        assert torch.equal(relative_buckets_both_ways(length, 32, 128), expected)
 
 
 def test_bf16_storage_and_fp32_arithmetic(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_what_is_served_in_bf16_or_int8_is_certified_so(own_copy: Path, tmp_path
     )  # fmt: skip
     assert calibrate.run(replace(config, precision=Precision.bf16), tmp_path) == 0
     (artifact,) = load_artifacts(own_copy)
-    name = f"{'int8 on ' if weights is Weights.int8 else ''}bfloat16/native {kernels()}/4x16"
+    name = f"{'int8 on ' if weights is Weights.int8 else ''}bfloat16/native {kernels()}"
     assert artifact.identity.dtype == name and artifact.threshold_for(0.9) < 1.0
     options = RequestOptions(tolerance=0.9)
     for batch in (1, 5):

@@ -93,7 +93,7 @@ def test_every_layer_holds_what_decode_one_holds(rule: BatchRule) -> None:
 def test_without_backfill_answers_diverge(rule: BatchRule, monkeypatch: pytest.MonkeyPatch) -> None:
     right = engine_of(rule, max_batch=COUNT, poison=False).generate(texts(COUNT), policy=POLICY)
     engine = engine_of(rule, max_batch=COUNT, poison=False)
-    monkeypatch.setattr(engine.runner, "backfill", lambda *arguments: None)
+    monkeypatch.setattr(engine.machine.runner, "backfill", lambda *arguments: None)
     wrong = engine.generate(texts(COUNT), policy=POLICY)
     assert all(answer.status is Status.finished for answer in wrong)
     assert [answer.tokens for answer in wrong] != [answer.tokens for answer in right]

@@ -26,7 +26,7 @@ ALL = [*EXACT, *COUPLED]
 
 def raising(engine: Engine, at_layer: int = 1, error: Exception | None = None) -> Callable[..., Tensor]:
     """The engine's layer function, which raises when a row called poison is in the batch."""
-    run = engine.runner.layer
+    run = engine.machine.runner.layer
     error = error or RuntimeError("no such luck\n  in a second line")
 
     def layer(layer: int, hidden: Tensor, slots: Tensor, *rest: Any) -> Tensor:
@@ -97,7 +97,7 @@ def bad_model(how: str) -> ServedModel:
             raise ValueError("cannot encode that")
         return torch.where(bad[:, None, None], torch.nan, model.encode(ids, mask))
 
-    return replace(model, encode=encode)
+    return replace(model, encode=encode, encoder=None)
 
 
 @pytest.mark.parametrize("how", ["raise", "nan"])
@@ -127,7 +127,7 @@ def is_loud(hidden: Tensor) -> Tensor:
 
 def told_apart(what: str, engine: Engine, how: str) -> tuple[object, str, Callable[..., Any]]:
     """The function of a part of the step, and what is to stand for it: it fails on loud rows."""
-    owner: object = engine.runner if what in ("backfill", "logits") else engine.machine.head
+    owner: object = engine.machine.runner if what in ("backfill", "logits") else engine.machine.head
     real = getattr(owner, what)
 
     def fails(hidden: Tensor, *rest: Any) -> Any:
@@ -150,7 +150,7 @@ def loud_model() -> ServedModel:
         hidden = model.encode(ids, mask)
         return torch.where((ids == BAD).any(dim=1)[:, None, None], hidden * 1e4, hidden)
 
-    return replace(model, encode=encode)
+    return replace(model, encode=encode, encoder=None)
 
 
 LIMIT = 6  # of the mates: some time poison is alone, so that a step of its own decides
@@ -224,13 +224,13 @@ def test_thin_heads_keep_bad_numbers_to_their_row(rule: BatchRule, head: Head, m
     """NaN in the logits of a row, against the same rows without it."""
     clean = among_mates(engine_of(rule, loud_model(), head=head, head_k=5, max_batch=6, buckets=(6,)), None)
     engine = engine_of(rule, loud_model(), head=head, head_k=5, max_batch=6, buckets=(6,))
-    layer = engine.runner.layer
+    layer = engine.machine.runner.layer
 
     def spoils(*given: Any) -> Tensor:
         out = layer(*given)
         return torch.where(is_loud(out)[:, None], torch.nan, out)
 
-    monkeypatch.setattr(engine.runner, "layer", spoils)
+    monkeypatch.setattr(engine.machine.runner, "layer", spoils)
     answers = among_mates(engine, confident(Measure.softmax, 0.999))
     assert {answers[f"poison{turn}"].error for turn in range(2)} == {"the logits are not finite"}
     assert {name: answer.tokens for name, answer in answers.items() if name in clean} == {
@@ -240,7 +240,7 @@ def test_thin_heads_keep_bad_numbers_to_their_row(rule: BatchRule, head: Head, m
 
 def test_rows_that_wait_for_company_start_their_step_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(BatchRule.rebatch, company=4, max_age=8, max_batch=8)
-    monkeypatch.setattr(engine.runner, "layer", raising(engine))
+    monkeypatch.setattr(engine.machine.runner, "layer", raising(engine))
     for number in (0, 6):
         engine.add_request(rows()[number].source, name=f"r{number}")
     engine.step()
@@ -256,7 +256,7 @@ def test_rows_that_wait_for_company_start_their_step_anew(monkeypatch: pytest.Mo
 
 def test_after_three_poisons_the_engine_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(BatchRule.rebatch, max_batch=4)
-    monkeypatch.setattr(engine.runner, "layer", raising(engine, 2, MemoryError()))
+    monkeypatch.setattr(engine.machine.runner, "layer", raising(engine, 2, MemoryError()))
     for turn in range(3):
         answers = served_mates(engine, {turn: f"w{40 + turn}"}, later=2)
         assert answers[f"poison{turn}"].error == "MemoryError"
@@ -265,7 +265,7 @@ def test_after_three_poisons_the_engine_is_well(monkeypatch: pytest.MonkeyPatch)
 
 def test_rows_that_raise_only_together_all_fail_and_the_engine_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(BatchRule.own, max_batch=6, prefill_calls=6)
-    run = engine.runner.layer
+    run = engine.machine.runner.layer
 
     def layer(layer: int, hidden: Tensor, slots: Tensor, *rest: Any) -> Tensor:
         if len(set(slots.tolist()) & engine.slots.taken) > 1:
@@ -273,7 +273,7 @@ def test_rows_that_raise_only_together_all_fail_and_the_engine_is_well(monkeypat
         return run(layer, hidden, slots, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.runner, "layer", layer)
+        patch.setattr(engine.machine.runner, "layer", layer)
         answers = served_mates(engine, {})
         assert {answer.error for answer in answers.values()} == {"too many"}
     mates_are_as_alone(served_mates(engine, {}))

@@ -29,7 +29,7 @@ def counted() -> Iterator[tuple[ServedModel, list[tuple[int, ...]]]]:
         calls.append(tuple(ids.shape))
         return model.encode(ids, mask)
 
-    yield replace(model, encode=encode), calls
+    yield replace(model, encode=encode, encoder=None), calls
 
 
 def test_a_repeated_source_costs_no_encoder() -> None:

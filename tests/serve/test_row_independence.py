@@ -43,7 +43,7 @@ def loud(dtype: torch.dtype) -> ServedModel:
         hidden = model.encode(ids, mask)
         return torch.where((ids == LOUD).any(dim=1)[:, None, None], hidden * 1e4, hidden)
 
-    return replace(model, encode=encode)
+    return replace(model, encode=encode, encoder=None)
 
 
 Seen = dict[str, list[Tensor]]

@@ -32,8 +32,8 @@ def expected(temperature: float, top_p: float) -> torch.Tensor:
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (2.0, 1.0), (1.0, 0.8), (1.5, 0.5)])
 def test_draws_have_the_exact_probabilities(temperature: float, top_p: float) -> None:
-    count = 4000
-    found = Counter(draw(LOGITS, temperature, top_p, uniform(7, step)) for step in range(count))
+    count = 8000
+    found = Counter(draw(LOGITS, temperature, top_p, uniform(11, step)) for step in range(count))
     wanted = expected(temperature, top_p)
     possible = [token for token in range(len(LOGITS)) if wanted[token] > 0]
     assert set(found) <= set(possible)
