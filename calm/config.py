@@ -267,6 +267,7 @@ class DataConfig:
     max_eval_rows: int | None = None  # cap on each of dev, calibration, test after one row per family
     row_policy: RowPolicy = RowPolicy.error
     pretext: Pretext = Pretext.none
+    targets: str | None = None  # JSONL of id and target (eval.relabel): the train rows that it names, with its targets
     cache_dir: str | None = None  # default: $CALM_CACHE, else ~/.cache/calm
     split: SplitConfig = field(default_factory=SplitConfig)
 
@@ -476,6 +477,36 @@ class CalibrateConfig:
     device: Device = Device.auto
     precision: Precision = Precision.auto
     processes: int | None = None
+
+
+@dataclass
+class RelabelConfig:
+    """python -m eval.relabel."""
+
+    checkpoint: str | None = None  # default: the newest model folder under runs/
+    data: DataConfig | None = None  # default: as the model was trained
+    output: str | None = None  # default: relabelled.jsonl in the run folder
+    samples: int = 8  # of each row, beside its greedy answer
+    temperature: float = 1.0
+    top_p: float = 0.9
+    margin: float = 0.0  # ROUGE-L by which a sample has to beat the greedy answer
+    one_per_family: bool = False  # one row of each family instead of all train rows
+    max_rows: int | None = None
+    batch_size: int = 32
+    runner: RunnerName = RunnerName.auto
+    device: Device = Device.auto
+    precision: Precision = Precision.auto
+    processes: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_range("samples", self.samples, 1, INF)
+        check_range("temperature", self.temperature, 0, INF, open_low=True)
+        check_range("top_p", self.top_p, 0, 1, open_low=True)
+        check_range("margin", self.margin, 0, 1)
+        check_range("batch_size", self.batch_size, 1, INF)
+        if self.max_rows is not None:
+            check_range("max_rows", self.max_rows, 1, INF)
 
 
 @dataclass
@@ -713,6 +744,7 @@ def register() -> None:
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
     store.store(name="calibrate_schema", node=CalibrateConfig)
+    store.store(name="relabel_schema", node=RelabelConfig)
     store.store(name="table1_schema", node=Table1Config)
     store.store(name="train_step_schema", node=TrainStepConfig)
     store.store(name="engine_rules_schema", node=EngineRulesConfig)

@@ -191,14 +191,16 @@ class Engine:
     def generate(
         self,
         sources: Sequence[Source],
-        options: RequestOptions | None = None,
+        options: RequestOptions | Sequence[RequestOptions] | None = None,
         *,
         names: Sequence[str] | None = None,
         **named: Any,
     ) -> list[Answer]:
         """Answers in the order of ``sources``; requests that fail have status ``failed``. The queue may be shorter.
 
-        ``names``: ids of the requests, one a source.
+        Args:
+            options: of all of them, or one for each.
+            names: ids of the requests, one a source.
 
         Raises:
             ConfigError: the engine has other work, or the options cannot be served.
@@ -208,14 +210,15 @@ class Engine:
             raise DataError("generate takes a list of sources, got one text; write generate([text])")
         if self.has_work:
             raise ConfigError("generate needs an idle engine; use add_request and step beside other requests")
-        asked = replace(options or RequestOptions(), **named)
-        todo = list(zip(sources, [None] * len(sources) if names is None else names, strict=True))[::-1]
+        each = list(options) if isinstance(options, Sequence) else [options or RequestOptions()] * len(sources)
+        called = [None] * len(sources) if names is None else names
+        todo = [(s, replace(o, **named), n) for s, o, n in zip(sources, each, called, strict=True)][::-1]
         order: list[str] = []
         answers: dict[str, Answer] = {}
         try:
             while todo or self.has_work:
                 while todo and len(self._waiting) < self.options.max_waiting:
-                    source, name = todo.pop()
+                    source, asked, name = todo.pop()
                     order.append(self.add_request(source, asked, name=name))
                 answers.update((answer.id, answer) for answer in self.step().answers)
         except BaseException:  # of one source, or Ctrl-C: leave the engine idle

@@ -15,7 +15,9 @@ from ..errors import ConfigError
 from ..records import Example
 from .audit import article_filter, format_audit, token_audit
 from .cache import cache_root, cached_rows
+from .files import user_path
 from .pretext import MAKERS
+from .relabelled import relabelled
 from .rows import Intake, raw, take_in
 from .splits import (
     SPLITS,
@@ -131,6 +133,8 @@ def load_corpus(
     if config.max_article_tokens is not None:
         _keep_short_articles(intake, config.max_article_tokens, tokenizer)
     parts, dropped = _split(intake, config)
+    if config.targets is not None and "train" in splits:
+        parts["train"] = relabelled(parts["train"], user_path(config.targets), dropped)
     if config.pretext is not Pretext.none:
         info["pretext"] = config.pretext.value
         parts = _pretext(parts, config.pretext, dropped)
