@@ -697,7 +697,8 @@ class ServingConfig:
     dtype: str = "fp32"  # fp32, bf16, or int8 weights (native runner; encodes in bf16)
     cross_kv: Weights = Weights.model
     runner: RunnerName = RunnerName.auto
-    head: Head = Head.full
+    head: Head = Head.full  # of full and static depth, and of exits unless exit_heads says otherwise
+    exit_heads: list[Head] = field(default_factory=list)  # that measures which read the vocabulary are timed with
     head_k: int = 32
     threads: int = 1
     few: int = 8  # tokens; a decode step is what the tokens from few to many take
@@ -717,9 +718,9 @@ class ServingConfig:
         for name, value, there in (("shape", self.shape, SERVED_SHAPES), ("dtype", self.dtype, SERVED_DTYPES)):
             if value is not None and value not in there:
                 raise ConfigError(f"{name}={value!r} is none; choose from {', '.join(there)}")
-        for name in ("source_tokens", "traces", "batches", "measures", "rules"):
+        for name in ("source_tokens", "traces", "batches", "measures", "rules", "exit_heads"):
             values = getattr(self, name)
-            if not values or len(set(values)) != len(values):
+            if not values and name != "exit_heads" or len(set(values)) != len(values):
                 raise ConfigError(f"{name} needs at least one entry, and none twice")
         for tokens in self.source_tokens:
             check_range("source_tokens", tokens, 2, INF)

@@ -51,6 +51,12 @@ class Ceilings:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Ceilings":
+        """What ``to_json`` gave, after it was a file: its rows are numbers again."""
+        macs = {name: {int(rows): rate for rows, rate in rates.items()} for name, rates in values["macs"].items()}
+        return cls(**{**values, "macs": macs})
+
 
 def probe(repeats: int = 5, memory_bytes: int = MEMORY_BYTES, now: Now = time.perf_counter) -> Ceilings:
     """Measure this machine: some seconds. The best of ``repeats`` counts, for a ceiling is what nothing disturbs."""

@@ -45,7 +45,8 @@ def run(config: EngineRulesConfig, run_dir: Path) -> int:
     from calm.decode_spec import DecodeSpec
     from calm.policies import Full
 
-    artifact = choose_artifact(load_artifacts(folder), config.consistency, config.measure, config.tolerance)
+    plain_ones = [each for each in load_artifacts(folder) if not each.identity.way]
+    artifact = choose_artifact(plain_ones, config.consistency, config.measure, config.tolerance)
     threshold = artifact.threshold_for(config.tolerance)
     policy = artifact.policy(threshold)
     runner = choose_runner(DecoderName.engine, config.runner, device)

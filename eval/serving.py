@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from calm.config import BatchRule, Measure, ServingConfig
+from calm.config import BatchRule, Head, Measure, ServingConfig
 from calm.errors import CalmError
 
 from .clocks import Clocked, Contender, Load, Noise, Paired, ProcLoad, ReadLoad, foreign_share, paired
 from .common import say
 from .sessions import FULL, Session, neighbours, session_of
-from .workload import Entry, Workload, layer_weights
+from .workload import Entry, Workload
 
 if TYPE_CHECKING:
     from calm.cost import CostTable
@@ -51,6 +51,15 @@ class Runs:
         self.served = self.engine.generate([self.workload.model.to_ids(a.source) for a in articles], policy=policy)
         return session_of(self.served)
 
+    def rouge_l(self) -> dict[str, float]:
+        """Mean ROUGE-L to the references of the articles that were served, and its 95 % interval."""
+        from calm.metrics import bootstrap_ci, rouge_l_many
+
+        articles = self.workload.articles
+        scores = rouge_l_many([answer.text for answer in self.served], [article.target for article in articles])
+        low, high = bootstrap_ci(scores, self.workload.config.seed)
+        return {"rouge_l": float(scores.mean()), "rouge_l_low": low, "rouge_l_high": high}
+
     def depth(self, clock: Clocked) -> float:
         """Mean crossing layer of the tokens that a clock sees of the last whole call."""
         first = self.workload.few if clock is Clocked.decode else 0
@@ -82,7 +91,7 @@ class Cell:
         self.workload, self.batch = workload, batch
         self.sources = workload.sources(batch, source_tokens)
         self.source_tokens = source_tokens or round(statistics.median(map(len, self.sources)))
-        self._engines: dict[BatchRule, Engine] = {}
+        self._engines: dict[tuple[BatchRule, Head], Engine] = {}
         entries = workload.entries()
         self.runs = {entry.name: self._runs(entry) for entry in entries}
         self._add_static()
@@ -90,40 +99,27 @@ class Cell:
     @property
     def runner(self) -> str:
         """Which of eager and native ran."""
-        return self.engine(BatchRule.own).runner_name.value
+        return self.engine().runner_name.value
 
-    def engine(self, rule: BatchRule) -> "Engine":
-        """Of this rule; the encoder runs for every request, for all of a batch before its first step."""
-        from serve.engine import Engine
-        from serve.options import at_once
-
-        config, most = self.workload.config, self.batch
-        if rule not in self._engines:
-            self._engines[rule] = Engine(
-                self.workload.model,
-                rule=rule,
-                **at_once(most),
-                max_waiting=max(most, 1024),
-                head=config.head,
-                head_k=config.head_k,
-                runner=config.runner,
-                weights=layer_weights(config.dtype),
-                cross_kv=config.cross_kv,
-            )
-        return self._engines[rule]
+    def engine(self, rule: BatchRule = BatchRule.own, head: Head | None = None) -> "Engine":
+        """Of this rule and head."""
+        key = rule, head or self.workload.config.head
+        if key not in self._engines:
+            self._engines[key] = self.workload.engine(self.batch, *key)
+        return self._engines[key]
 
     def _runs(self, entry: Entry) -> Runs:
-        return Runs(entry, self.engine(entry.rule), self.workload, self.sources, self.workload.many)
+        return Runs(entry, self.engine(entry.rule, entry.head), self.workload, self.sources, self.workload.many)
 
     def _add_static(self) -> None:
-        """The whole depths on both sides of each exit's mean, which one run of it tells."""
-        depths: set[int] = set()
+        """The whole depths on both sides of each exit's mean, which one run of it tells; of a folder half depth too."""
+        depths = {max(1, self.workload.num_layers // 2)} if self.workload.trained else set[int]()
         for runs in [runs for runs in self.runs.values() if runs.entry.role == "exit"]:
             runs(self.workload.many)
             for clock in Clocked:
                 depths |= set(neighbours(runs.depth(clock)))
         for depth in sorted(depths - {self.workload.num_layers}):
-            entry = Entry(f"static-{depth}", "static", depth=depth)
+            entry = Entry(f"static-{depth}", "static", self.workload.config.head, depth=depth)
             self.runs[entry.name] = self._runs(entry)
 
     def measure(self, tick: Callable[[], object] = lambda: None) -> Paired:
@@ -159,14 +155,15 @@ class Cell:
         noise.check(config.allow_noisy)
         return sessions, noise
 
-    def cost_table(self) -> "CostTable | None":
-        """Of this cell's engine; None where that cannot be measured, which is said."""
+    def cost_table(self, head: Head) -> "CostTable | None":
+        """Of this cell's engine with a head; None where that cannot be measured, which is said."""
         from serve.measure import measure
 
-        asked = sorted({e.measure for e in self.workload.entries() if e.measure is not None}, key=lambda m: m.value)
+        entries = [each for each in self.workload.entries() if each.head is head]
+        asked = sorted({e.measure for e in entries if e.measure is not None}, key=lambda m: m.value)
         try:
             lengths = [len(source) for source in self.sources]
-            return measure(self.engine(BatchRule.own), 3, [{each} for each in asked], lengths)
+            return measure(self.engine(head=head), 3, [{each} for each in asked], lengths)
         except CalmError as error:
             say(f"no cost table: {error}")
             return None

@@ -2,10 +2,10 @@
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from calm.config import BatchRule, Weights
+from calm.config import BatchRule, Head, Weights
 from calm.errors import CalmError
 
 from .clocks import Clocked, Noise, Paired, median_ratio
@@ -28,11 +28,39 @@ class CellResult:
     paired: Paired
     sessions: dict[str, list[Session]]
     noise: list[Noise]
-    table: "CostTable | None"
+    tables: "dict[Head, CostTable | None]"
 
     @property
     def noisy(self) -> bool:
         return any(noise.noisy for noise in self.noise)
+
+    def record(self, ceilings: "Ceilings | None") -> dict[str, Any]:
+        """All of it as JSON has it, raw readings among it."""
+        return {
+            "source_tokens": self.cell.source_tokens,
+            "batch": self.cell.batch,
+            "runner": self.cell.runner,
+            "noisy": self.noisy,
+            "noise": [noise.to_json() for noise in self.noise],
+            "entries": [self.entry(runs, ceilings) for runs in self.cell.runs.values()],
+            "ratios": self.ratios(),
+            "samples": self.samples(),
+        }
+
+    def samples(self) -> list[dict[str, Any]]:
+        """Every raw reading: of kind ``clock`` (seconds of few and many tokens) and ``session`` (what users saw)."""
+        place = {"source_tokens": self.cell.source_tokens, "batch": self.cell.batch}
+        clocks = [
+            {**place, "kind": "clock", "name": name, "round": number, "few_s": sample.few, "many_s": sample.many}
+            for name, samples in self.paired.samples.items()
+            for number, sample in enumerate(samples)
+        ]
+        sessions = [
+            {**place, "kind": "session", "name": name, "round": number, **asdict(session)}
+            for name, found in self.sessions.items()
+            for number, session in enumerate(found)
+        ]
+        return clocks + sessions
 
     def static_name(self, depth: int) -> str:
         return FULL if depth == self.cell.workload.num_layers else f"static-{depth}"
@@ -46,6 +74,8 @@ class CellResult:
         name, labels = runs.entry.name, self.labels(runs.entry)
         told: dict[str, Any] = {"name": name, "depth": runs.entry.depth, **labels, **middle(self.sessions[name])}
         told |= runs.skipped()
+        if self.cell.workload.trained:
+            told |= runs.rouge_l()
         for clock in Clocked:
             seconds = self.paired.median(name, clock)
             told[f"{clock.value}_s"] = seconds
@@ -68,7 +98,7 @@ class CellResult:
         return {
             "ours": "exit" if entry.role == "exit" else entry.role,
             "measure": entry.measure and entry.measure.value,
-            "head": config.head.value,
+            "head": entry.head.value,
             "shape": workload.name,
             "dtype": config.dtype,
             "source_tokens": self.cell.source_tokens,
@@ -106,13 +136,14 @@ class CellResult:
         return rows
 
     def _predicted(self, runs: Runs, clock: Clocked) -> float | None:
-        if self.table is None:
+        table = self.tables.get(runs.entry.head)
+        if table is None:
             return None
         try:
-            return self.cell.predicted(self.table, runs, clock)
+            return self.cell.predicted(table, runs, clock)
         except CalmError as error:  # what was measured is worth more than what was foretold
             say(f"no prediction: {error}")
-            self.table = None
+            self.tables[runs.entry.head] = None
             return None
 
     def _predicted_static(self, runs: Runs, clock: Clocked) -> float | None:
@@ -149,7 +180,7 @@ class CellResult:
                 depths = [max(depths)] * len(depths)
             whole += step_need(
                 workload.model.spec, sizes, depths, step + 1, self.cell.source_tokens, width, runs.entry.measure,
-                config.head, 1 if config.cross_kv is Weights.int8 else None,
+                runs.entry.head, 1 if config.cross_kv is Weights.int8 else None,
             )  # fmt: skip
         need = whole.over(len(steps))
         return floors(need, seconds, ceilings, config.dtype, need.bytes)

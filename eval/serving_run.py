@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calm.config import BatchRule, ServingConfig
-from calm.errors import DataError
+from calm.config import RunnerName, ServingConfig
+from calm.errors import CalmError, DataError
 
 from .common import Stamp, finish, plain, say
 from .serving_figures import Drawn, draw_figure
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from .serving_result import CellResult
     from .workload import Workload
 
+UNFINISHED = 5  # exit status: cells were refused for noise or could not be measured
 SHOWN = (
     "batch", "name", "tokens_per_s", "ttft", "tpot", "inner_token_latency", "concurrency", "layers_skipped",
-    "decode_over_full", "decode_expected", "decode_over_static", "call_over_full", "share",
+    "rouge_l", "decode_over_full", "decode_expected", "decode_over_static", "call_over_full", "share",
 )  # fmt: skip
 
 
@@ -49,74 +50,117 @@ def run_serving(config: ServingConfig, run_dir: Path, drawn: Drawn) -> int:
     for line in workload.notes:
         say(f"note: {line}")
     summary = {**stamp.values(), **measured(workload, run_dir)}
+    if not summary["cells"]:
+        raise CalmError("; ".join(f"{name}: {reason}" for name, reason in summary["missing"].items()))
     summary["wall_s"] = stamp.values()["wall_s"]
     summary["figures"] = draw_figure(summary, drawn, run_dir)
     say()
     say(as_text(summary))
+    for name, reason in summary["missing"].items():
+        say(f"{name}: not measured: {reason}")
     say(f"written to {run_dir}")
     finish(summary, run_dir)
-    return 0
+    return UNFINISHED if summary["missing"] else 0
 
 
 def measured(workload: "Workload", run_dir: Path) -> dict[str, Any]:
-    """All cells; writes ``samples.parquet`` and ``traces.json``, returns the rest as JSON has it."""
-    from .ceilings import probe
+    """All cells, those of the ledger and those that it lacks; writes ``samples.parquet`` and ``traces.json``.
+
+    A cell that could not be measured is told under ``missing``, with the reason.
+    """
     from .sessions import at_equal_concurrency
 
-    config = workload.config
-    ceilings = probe() if config.probe else None
+    config, missing = workload.config, dict[str, str]()
+    ledger = run_dir / "cells" / ledger_name(workload)
+    ceilings = _ceilings(workload, ledger)
     if ceilings is not None:
         say(f"this machine: {told_ceilings(ceilings)}")
-    results: list[CellResult] = []
+    records = []
     for source in [None] if workload.trained else config.source_tokens:
         for batch in config.batches:
-            results.append(one_cell(workload, batch, source))
-    if ceilings is not None:
-        ceilings = with_packed(ceilings, results, config.dtype)
-    cells: list[dict[str, Any]] = []
-    for result in results:
-        entries = [result.entry(runs, ceilings) for runs in result.cell.runs.values()]
-        cells.append(
-            {
-                "source_tokens": result.cell.source_tokens,
-                "batch": result.cell.batch,
-                "runner": result.cell.runner,
-                "noise": [noise.to_json() for noise in result.noise],
-                "entries": entries,
-            }
-        )
-    for source in dict.fromkeys(cell["source_tokens"] for cell in cells):
-        at_equal_concurrency([e for cell in cells if cell["source_tokens"] == source for e in cell["entries"]])
-    write_samples(run_dir / "samples.parquet", results)
-    traces = {name: plain(json.loads(drawn.to_json())) for name, drawn in workload.drawn.items()}
+            record = _kept(workload, batch, source, ledger, ceilings, missing)
+            records += [] if record is None else [record]
+    for source in dict.fromkeys(record["source_tokens"] for record in records):
+        at_equal_concurrency([e for r in records if r["source_tokens"] == source for e in r["entries"]])
+    write_samples(run_dir / "samples.parquet", records)
+    traces = {name: plain(json.loads(drawn.to_json())) for name, drawn in workload.all_traces().items()}
     if traces:
         (run_dir / "traces.json").write_text(json.dumps(traces) + "\n", encoding="utf-8")
     means = {name: {key: drawn[key] for key in ("wanted", "parameter", "seed")} for name, drawn in traces.items()}
-    whole: dict[str, Any] = {
+    return {
         "model": {"name": workload.name, "paper": workload.paper, **workload.about},
         "notes": workload.notes,
         "few": workload.few,
         "many": workload.many,
-        "noisy": any(result.noisy for result in results),
+        "noisy": any(record["noisy"] for record in records),
+        "missing": missing,
         "machine": None if ceilings is None else ceilings.to_json(),
         "traces": means,
-        "cells": cells,
-        "ratios": [row for result in results for row in result.ratios()],
+        "cells": [{name: value for name, value in r.items() if name not in ("samples", "ratios")} for r in records],
+        "ratios": [row for record in records for row in record["ratios"]],
     }
-    found: dict[str, Any] = finite(whole)
+
+
+# what does not change a cell's measurement: which others there are, and how long one tries
+UNIMPORTANT = ("batches", "source_tokens", "attempts", "allow_noisy", "summary", "checkpoint")
+
+
+def ledger_name(workload: "Workload") -> str:
+    """Another one where anything is asked that changes what is measured, or another model is."""
+    from calm.calibration.identity import hash_json
+
+    identity = workload.model.identity
+    asked = {name: value for name, value in plain(workload.config).items() if name not in UNIMPORTANT}
+    # random sources and traces are drawn for the longest and the largest of all
+    asked |= {"longest": max(workload.config.source_tokens), "largest": max(workload.config.batches)}
+    model = workload.about if identity is None else {**workload.about, "checkpoint": identity.model}
+    return f"{workload.name}-{hash_json({'asked': asked, 'model': plain(model)})[:12]}"
+
+
+def _ceilings(workload: "Workload", ledger: Path) -> "Ceilings | None":
+    """Of this machine, with the native runner's own products where it runs; probed once for a ledger."""
+    from calm.checkpoint import read_json, write_json
+
+    from .ceilings import PRODUCT_ROWS, Ceilings, packed_rates, probe
+
+    if not workload.config.probe:
+        return None
+    path = ledger / "machine.json"
+    if path.is_file():
+        return Ceilings.from_json(read_json(path))
+    found, engine = probe(), workload.engine(max(workload.config.batches))
+    if engine.runner_name is RunnerName.native:
+        rates = packed_rates(engine, PRODUCT_ROWS)
+        found = replace(found, macs={**found.macs, f"{workload.config.dtype} packed": rates})
+    ledger.mkdir(parents=True, exist_ok=True)
+    write_json(path, found.to_json())
     return found
 
 
-def with_packed(ceilings: "Ceilings", results: "list[CellResult]", dtype: str) -> "Ceilings":
-    """With the native runner's own products, where it ran: those of the largest batch."""
-    from .ceilings import PRODUCT_ROWS, packed_rates
+def _kept(
+    workload: "Workload",
+    batch: int,
+    source: int | None,
+    ledger: Path,
+    ceilings: "Ceilings | None",
+    missing: dict[str, str],
+) -> dict[str, Any] | None:
+    """A cell's record: that of the ledger, or a new one; None where it could not be measured."""
+    from calm.checkpoint import read_json, write_json
 
-    native = [result.cell for result in results if result.cell.runner == "native"]
-    if not native:
-        return ceilings
-    cell = max(native, key=lambda each: each.batch)
-    rates = packed_rates(cell.engine(BatchRule.own), PRODUCT_ROWS)
-    return replace(ceilings, macs={**ceilings.macs, f"{dtype} packed": rates})
+    name = f"{'articles' if source is None else f's{source}'}-b{batch}"
+    path = ledger / f"{name}.json"
+    if not path.is_file():
+        try:
+            record = finite(one_cell(workload, batch, source).record(ceilings))
+        except CalmError as error:
+            say(f"{name}: not measured: {error}")
+            missing[name] = str(error)
+            return None
+        ledger.mkdir(parents=True, exist_ok=True)
+        write_json(path, record)
+    found: dict[str, Any] = read_json(path)
+    return found
 
 
 def one_cell(workload: "Workload", batch: int, source: int | None) -> "CellResult":
@@ -131,27 +175,16 @@ def one_cell(workload: "Workload", batch: int, source: int | None) -> "CellResul
     if workload.trained:
         sessions, beside = cell.serve()
         noise.append(beside)
-    table = cell.cost_table() if workload.config.predict else None
-    return CellResult(cell, timed, sessions, noise, table)
+    heads = dict.fromkeys(runs.entry.head for runs in cell.runs.values()) if workload.config.predict else ()
+    return CellResult(cell, timed, sessions, noise, {head: cell.cost_table(head) for head in heads})
 
 
-def write_samples(path: Path, results: "list[CellResult]") -> None:
+def write_samples(path: Path, records: list[dict[str, Any]]) -> None:
     """Every raw reading: of kind ``clock`` (seconds of few and of many tokens) and ``session`` (what users saw)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows: list[dict[str, Any]] = []
-    for result in results:
-        where = {"source_tokens": result.cell.source_tokens, "batch": result.cell.batch}
-        for name, samples in result.paired.samples.items():
-            for number, sample in enumerate(samples):
-                seconds = {"few_s": sample.few, "many_s": sample.many}
-                rows.append({"kind": "clock", **where, "name": name, "round": number, **seconds})
-        for name, sessions in result.sessions.items():
-            rows += [
-                {"kind": "session", **where, "name": name, "round": number, **vars(each)}
-                for number, each in enumerate(sessions)
-            ]
+    rows = [row for record in records for row in record["samples"]]
     columns = list(dict.fromkeys(column for row in rows for column in row))
     table = pa.table({column: [row.get(column) for row in rows] for column in columns})
     pq.write_table(table, path, compression="zstd")

@@ -118,6 +118,7 @@ def decode_rows(
 
 def _plan(config: Table1Config, folder: Path, model: "EarlyExitT5", dtype: str) -> tuple["Plan", dict[str, Any]]:
     from calm.calibration import ModelIdentity, load_artifacts
+    from calm.calibration.artifact import served_as
     from calm.papers import given_thresholds
 
     from .rows import plan_rows
@@ -134,7 +135,9 @@ def _plan(config: Table1Config, folder: Path, model: "EarlyExitT5", dtype: str) 
         head_k=config.head_k,
         decoder=config.decoder,
     )
-    return plan_rows(config, given, model.settings, identity, load_artifacts(folder)), identity.to_json()
+    return plan_rows(
+        config, given, model.settings, identity, served_as(load_artifacts(folder), identity)
+    ), identity.to_json()
 
 
 def _corpus(config: Table1Config, model: "EarlyExitT5") -> "Corpus":

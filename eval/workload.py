@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calm.config import BatchRule, Measure, Schedule, ServingConfig, TraceKind, Weights
+from calm.config import BatchRule, Head, Measure, Schedule, ServingConfig, TraceKind, Weights
 from calm.errors import ConfigError
 
 from .common import choose_model, corpus_settings, say
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from calm.policies import Policy
     from calm.records import Example
     from calm.traces import Traces
+    from serve.engine import Engine
     from serve.model import ServedModel
+    from serve.options import EngineOptions
 
 LIVE = "live"  # trace of a folder: what its own confidences say
 
@@ -29,10 +31,12 @@ class Entry:
         rule: batch rule of its engine.
         depth: of a static one.
         trace: of an exit; a TraceKind's value, or ``live``.
+        head: of its engine.
     """
 
     name: str
     role: str
+    head: Head
     rule: BatchRule = BatchRule.own
     measure: Measure | None = None
     trace: str | None = None
@@ -47,7 +51,7 @@ class Workload:
         name: of the shape, or of the folder.
         paper: the name under which the paper's figures have this model; empty: they have not.
         about: for the record.
-        policies: of a folder, by measure.
+        policies: of a folder, by measure and head.
         articles: of a folder; none of a shape.
         few, many: tokens that its answers can have.
         notes: for the user.
@@ -60,7 +64,7 @@ class Workload:
     few: int
     many: int
     about: dict[str, Any]
-    policies: dict[Measure, "Policy"] = field(default_factory=dict)
+    policies: dict[tuple[Measure, Head], "Policy"] = field(default_factory=dict)
     articles: Sequence["Example"] = ()
     notes: list[str] = field(default_factory=list)
     _traces: dict[tuple[str, Measure], "Traces"] = field(default_factory=dict)
@@ -76,14 +80,15 @@ class Workload:
     def entries(self) -> list[Entry]:
         """Full depth first, then every measure by every rule and trace."""
         traces = [LIVE] if self.trained else [kind.value for kind in self.config.traces]
-        measures = list(self.policies) if self.trained else self.config.measures
+        plain = self.config.head
+        pairs = list(self.policies) if self.trained else speaking(self.config)
         exits = [
-            Entry(f"{measure.value} {rule.value} {trace}", "exit", rule, measure, trace)
+            Entry(" ".join([measure.value, rule.value, trace, *named(head, plain)]), "exit", head, rule, measure, trace)
             for trace in traces
-            for measure in measures
+            for measure, head in pairs
             for rule in self.config.rules
         ]
-        return [Entry(FULL, FULL), *exits]
+        return [Entry(FULL, FULL, plain), *exits]
 
     def sources(self, batch: int, tokens: int | None) -> list[list[int]]:
         """Of one batch; ``tokens``: of each of a shape's sources."""
@@ -104,7 +109,7 @@ class Workload:
             return Static(entry.depth)
         assert entry.measure is not None and entry.trace is not None
         if self.trained:
-            return self.policies[entry.measure]
+            return self.policies[entry.measure, entry.head]
         return self.traces(entry.trace, entry.measure).replay(names, entry.measure)
 
     def traces(self, trace: str, measure: Measure) -> "Traces":
@@ -123,10 +128,34 @@ class Workload:
                 self._traces[key] = draw(kind, self.num_layers, mean, rows, self.many, config.seed)
         return self._traces[key]
 
-    @property
-    def drawn(self) -> dict[str, "Traces"]:
-        """The traces that were used, by name."""
-        return {f"{trace}-{measure.value}": traces for (trace, measure), traces in self._traces.items()}
+    def all_traces(self) -> dict[str, "Traces"]:
+        """Those of all exits, by name; of a folder there are none."""
+        pairs = [(e.trace, e.measure) for e in self.entries() if not self.trained and e.role == "exit"]
+        return {
+            f"{trace}-{m.value}": self.traces(trace, m) for trace, m in pairs if trace is not None and m is not None
+        }
+
+    def engine(self, most: int, rule: BatchRule = BatchRule.own, head: Head | None = None) -> "Engine":
+        """Encodes every request, those of a batch of ``most`` before its first step."""
+        from serve.engine import Engine
+        from serve.options import at_once
+
+        options = engine_options(
+            self.config, head or self.config.head, rule=rule, max_waiting=max(most, 1024), **at_once(most)
+        )
+        return Engine(self.model, options)
+
+
+def speaking(config: ServingConfig) -> list[tuple[Measure, Head]]:
+    """Measures, and the heads that each is timed with: of those that do not read the vocabulary one is enough."""
+    from calm.confidence import HEAD_MEASURES
+
+    heads = config.exit_heads or [config.head]
+    return [(m, head) for m in config.measures for head in (heads if m in HEAD_MEASURES else [config.head])]
+
+
+def named(head: Head, plain: Head) -> list[str]:
+    return [] if head is plain else [head.value]
 
 
 def open_workload(config: ServingConfig) -> Workload:
@@ -217,34 +246,62 @@ def folder_workload(config: ServingConfig, folder: Path) -> Workload:
 
 def choose_thresholds(workload: Workload, corpus: str) -> None:
     """Each measure's policy: the threshold certified for the tolerance, else the papers' one; the notes say so."""
+    from calm.calibration.artifact import served_as
     from calm.papers import given_thresholds
-    from calm.policies import Confident
-    from calm.thresholds import ThresholdSchedule, measure_schedule
+    from serve.backend import decoding_identity
 
     config, model = workload.config, workload.model
-    found = {each.measure: each for each in model.artifacts if each.consistency is config.consistency}
     told: dict[str, Any] = {}
-    for measure in config.measures:
-        artifact, threshold = found.get(measure), None
+    for measure, head in speaking(config):
+        name = " ".join([measure.value, *named(head, config.head)])
         if measure is Measure.classifier and model.classifier is None:
             workload.notes.append("classifier: this model has none; it is left out")
             continue
-        if artifact is not None and artifact.certificate(config.tolerance).certified_below_one:
-            threshold = artifact.threshold_for(config.tolerance)
-            workload.policies[measure] = artifact.policy(threshold)
-            told[measure.value] = {"threshold": threshold, "certified_for": config.tolerance}
+        identity = decoding_identity(model, engine_options(config, head))
+        fitting = list(model.artifacts) if identity is None else served_as(model.artifacts, identity)
+        found = next((a for a in fitting if (a.measure, a.consistency) == (measure, config.consistency)), None)
+        if found is not None and found.certificate(config.tolerance).certified_below_one:
+            threshold = found.threshold_for(config.tolerance)
+            workload.policies[measure, head] = found.policy(threshold)
+            differs = [] if identity is None else found.identity.differences(identity)
+            told[name] = {"threshold": threshold, "certified_for": None if differs else config.tolerance}
+            if differs:
+                workload.notes.append(
+                    f"{name}: certified for {config.consistency.value} tolerance {config.tolerance:g}, but not as it "
+                    f"is decoded here ({'; '.join(differs)}); its threshold is used, and nothing is certified of it"
+                )
             continue
         given = given_thresholds(corpus, workload.paper).get(measure.value)
         if given is None:
-            workload.notes.append(f"{measure.value}: neither certified nor given by a paper; it is left out")
+            workload.notes.append(f"{name}: neither certified nor given by a paper; it is left out")
             continue
-        schedule = ThresholdSchedule(given, measure_schedule(measure, Schedule.decaying), length=model.max_target)
-        workload.policies[measure] = Confident(measure, schedule)
-        told[measure.value] = {"threshold": given, "certified_for": None}
+        workload.policies[measure, head] = _papers_policy(measure, given, model.max_target)
+        told[name] = {"threshold": given, "certified_for": None}
         workload.notes.append(
-            f"{measure.value}: nothing below 1 is certified for {config.consistency.value} tolerance "
+            f"{name}: nothing below 1 is certified for {config.consistency.value} tolerance "
             f"{config.tolerance:g}; the paper's threshold {given:g} instead"
         )
     if not workload.policies:
         raise ConfigError("none of the measures asked for can be served by this model; calibrate it first")
     workload.about["thresholds"] = told
+
+
+def _papers_policy(measure: Measure, threshold: float, length: int) -> "Policy":
+    from calm.policies import Confident
+    from calm.thresholds import ThresholdSchedule, measure_schedule
+
+    return Confident(measure, ThresholdSchedule(threshold, measure_schedule(measure, Schedule.decaying), length=length))
+
+
+def engine_options(config: ServingConfig, head: Head, **others: Any) -> "EngineOptions":
+    """Of the engines that are timed, as far as they are the same for all batches and rules."""
+    from serve.options import EngineOptions
+
+    return EngineOptions(
+        head=head,
+        head_k=config.head_k,
+        runner=config.runner,
+        weights=layer_weights(config.dtype),
+        cross_kv=config.cross_kv,
+        **others,
+    )

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from calm.calibration.identity import arithmetic
+from calm.calibration.identity import ModelIdentity, arithmetic
 from calm.config import RunnerName, Weights
 from calm.errors import ConfigError
 from calm.layer_math import cross_kv
@@ -45,7 +45,6 @@ class Backend:
 
     Attributes:
         name: eager or native.
-        arithmetic: as certificates name it.
         slots, exits: where rows' K/V and policies are.
         prefill: sources -> cross K/V.
         machine: what waves are made with.
@@ -53,7 +52,6 @@ class Backend:
     """
 
     name: RunnerName
-    arithmetic: str
     slots: Any
     exits: Exits
     prefill: Any
@@ -116,8 +114,12 @@ def make_backend(model: ServedModel, options: EngineOptions, clock: Clock) -> Ba
     return make(model, options, exits, clock)
 
 
-def _arithmetic(model: ServedModel, options: EngineOptions, *, native: bool) -> str:
-    return arithmetic(
+def decoding_identity(model: ServedModel, options: EngineOptions) -> ModelIdentity | None:
+    """What an engine with these options decodes as; None of a model without a folder. Raises what ``chosen`` raises."""
+    if model.identity is None:
+        return None
+    native = chosen(model, options) is RunnerName.native
+    numbers = arithmetic(
         str(model.dtype).removeprefix("torch."),
         native,
         options.weights,
@@ -125,6 +127,7 @@ def _arithmetic(model: ServedModel, options: EngineOptions, *, native: bool) -> 
         options.head,
         kernels() if native else "",
     )
+    return model.identity.served_by(options.head, options.head_k, numbers)
 
 
 def _eager(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clock) -> Backend:
@@ -142,7 +145,6 @@ def _eager(model: ServedModel, options: EngineOptions, exits: Exits, clock: Cloc
     )
     return Backend(
         RunnerName.eager,
-        _arithmetic(model, options, native=False),
         slots,
         exits,
         _torch_prefill(model, options),
@@ -168,7 +170,6 @@ def _native(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clo
     )
     return Backend(
         RunnerName.native,
-        _arithmetic(model, options, native=True),
         slots,
         exits,
         _native_prefill(model, options, kind),

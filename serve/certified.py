@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from calm.calibration.artifact import Artifact, choose_artifact
+from calm.calibration.artifact import Artifact, choose_artifact, served_as
 from calm.calibration.identity import ModelIdentity, independent_of_batch
 from calm.config import BatchRule, Measure
 from calm.errors import CalibrationError, ConfigError
@@ -22,7 +22,7 @@ class Certificates:
     """
 
     def __init__(self, artifacts: Sequence[Artifact], identity: ModelIdentity | None, rule: BatchRule) -> None:
-        self._artifacts = list(artifacts)
+        self._artifacts = list(artifacts) if identity is None else served_as(artifacts, identity)
         self._foreign = {a.name: a.identity.differences(identity) if identity else [] for a in self._artifacts}
         self._row_exact = rule in ROW_EXACT
         self._any_batch = identity is None or independent_of_batch(identity.dtype)

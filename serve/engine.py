@@ -23,7 +23,7 @@ from calm.errors import CalmError, ConfigError, DataError
 from calm.rules import Rule, next_parked
 
 from .accounting import Clock, StepRecord
-from .backend import make_backend
+from .backend import decoding_identity, make_backend
 from .certified import Certificates
 from .choice import RuleChoice
 from .endings import end_of, visible_text
@@ -88,12 +88,8 @@ class Engine:
         self.slots, self.prefill, self.machine = backend.slots, backend.prefill, backend.machine
         self._exits, self._new_wave, self.runner_name = backend.exits, backend.wave, backend.name
         self.cross_cache = CrossCache(options.cross_cache_rows, options.cross_cache_bytes)
-        identity = self.model.identity
-        self._certificates = Certificates(
-            self.model.artifacts,
-            None if identity is None else identity.served_by(options.head, options.head_k, backend.arithmetic),
-            options.rule,
-        )
+        identity = decoding_identity(self.model, options)
+        self._certificates = Certificates(self.model.artifacts, identity, options.rule)
         self._intake = Intake(self.model)
         self._waiting = Waiting(options.max_waiting)
         self._running: list[Row] = []

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .artifact import Artifact, Certificate, artifact_name, load_artifacts
+    from .artifact import Artifact, Certificate, load_artifacts
     from .consistency import ConsistencyLoss
     from .identity import ModelIdentity, hash_rows
     from .pvalues import hoeffding, hoeffding_bentkus, largest_passing_mean, needed_n
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _HOME = {
     "Artifact": ".artifact",
     "Certificate": ".artifact",
-    "artifact_name": ".artifact",
     "load_artifacts": ".artifact",
     "ConsistencyLoss": ".consistency",
     "ModelIdentity": ".identity",
@@ -37,7 +36,6 @@ __all__ = [
     "Certificate",
     "ConsistencyLoss",
     "ModelIdentity",
-    "artifact_name",
     "certified_points",
     "check_disjoint",
     "fixed_sequence",

@@ -1,7 +1,8 @@
 """The certificate as a file: what was tested, on what, and what passed. JSON beside the weights.
 
-``calibration/<measure>-<consistency>.json`` of a model folder. The file carries the hash of its own content, so an
-edited threshold is refused, and the identity of what was certified, so another model's certificate is.
+``calibration/<measure>-<consistency>.json`` of a model folder, with the way of decoding in the name where it is not
+the plain one (``state-risk-int8-on-bfloat16.json``). The file carries the hash of its own content, so an edited
+threshold is refused, and the identity of what was certified, so another model's certificate is.
 """
 
 import json
@@ -17,7 +18,7 @@ from ..errors import CalibrationError
 from ..policies import Confident
 from ..thresholds import ThresholdSchedule
 from .grid import Threshold, check_grid, point_from_json
-from .identity import ModelIdentity, hash_json
+from .identity import ModelIdentity, artifact_name, hash_json
 from .testing import certified_points
 
 FORMAT = 1
@@ -88,7 +89,7 @@ class Artifact:
 
     @property
     def name(self) -> str:
-        return artifact_name(self.measure, self.consistency)
+        return artifact_name(self.measure, self.consistency, self.identity)
 
     def certificate(self, tolerance: float, consistency: Consistency | None = None) -> Certificate:
         """The certificate for a tolerance.
@@ -141,7 +142,7 @@ class Artifact:
             )
 
     def save(self, folder: str | Path) -> Path:
-        """Write ``<folder>/<measure>-<consistency>.json`` atomically."""
+        """Write ``<folder>/<name>.json`` atomically."""
         path = Path(folder) / f"{self.name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, self.dumps())
@@ -205,15 +206,18 @@ class Artifact:
                 )
 
 
-def artifact_name(measure: Measure, consistency: Consistency) -> str:
-    return f"{measure.value}-{consistency.value}"
-
-
 def load_artifacts(folder: str | Path) -> list[Artifact]:
     """Every artifact of a model folder's ``calibration``, or of that folder itself; empty where there is none."""
     folder = Path(folder)
     inner = folder / "calibration"
     return [Artifact.load(path) for path in sorted((inner if inner.is_dir() else folder).glob("*-*.json"))]
+
+
+def served_as(artifacts: Sequence[Artifact], identity: ModelIdentity) -> list[Artifact]:
+    """Those that belong to this way of decoding; of a measure that has none, those of others: they say what differs."""
+    fitting = [each for each in artifacts if not each.identity.differences(identity)]
+    known = {(each.measure, each.consistency) for each in fitting}
+    return [*fitting, *(each for each in artifacts if (each.measure, each.consistency) not in known)]
 
 
 def choose_artifact(

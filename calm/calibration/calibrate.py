@@ -22,9 +22,9 @@ from ..metrics import metric_signature
 from ..policies import Full
 from ..records import DecodeTrace, Example
 from ..thresholds import measure_schedule
-from .artifact import Artifact, Certificate, artifact_name
+from .artifact import Artifact, Certificate
 from .consistency import Clean, ConsistencyLoss
-from .identity import ModelIdentity, code_version, hash_json, hash_rows
+from .identity import ModelIdentity, artifact_name, code_version, hash_json, hash_rows
 from .plan import DevChoice, Plan, Planner, budgets, pick
 from .pvalues import hoeffding_bentkus, needed_n
 from .risk_table import CHUNK_BATCHES, Decode, Progress, RiskTable, TraceCache, cache_key, walk_grid
@@ -231,7 +231,7 @@ class _Calibration:
                     going.discard(tolerance)
             if not going and not self.config.complete:
                 break
-        table.save(self.folder / f"risk-{artifact_name(plan.measure, self.config.consistency)}.parquet")
+        table.save(self.folder / f"risk-{artifact_name(plan.measure, self.config.consistency, self.identity)}.parquet")
         return table, p_values, len(table.losses) == len(plan.grid)
 
     def _full_decode(self) -> tuple[list[DecodeTrace], ConsistencyLoss]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import sha256_file
-from ..config import Backfill, DecoderName, Head, Weights
+from ..config import Backfill, Consistency, DecoderName, Head, Measure, Weights
 from ..errors import CalibrationError
 from ..records import Example
 
@@ -92,7 +92,7 @@ def hash_files(folder: str | Path, names: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-NATIVE = "/native"
+NATIVE, CROSS = "/native", "/int8 cross"
 
 
 def arithmetic(
@@ -113,7 +113,7 @@ def arithmetic(
     if (dtype, weights, cross_kv) == ("float32", Weights.model, Weights.model):
         return dtype if head is not Head.screened else f"{dtype}{NATIVE} screen"
     loaded = f"int8 on {dtype}" if weights is Weights.int8 else dtype
-    cross = "/int8 cross" if cross_kv is Weights.int8 else ""
+    cross = CROSS if cross_kv is Weights.int8 else ""
     return f"{loaded}{NATIVE} {kernels}{cross}"
 
 
@@ -193,6 +193,19 @@ class ModelIdentity:
         """The same model behind another head, and in another arithmetic unless that is None."""
         return replace(self, head=head.value, head_k=0 if head is Head.full else head_k, dtype=dtype or self.dtype)
 
+    @property
+    def way(self) -> str:
+        """Of decoding, in a few letters: empty for the plain one (fp32, full head, ``project``)."""
+        arithmetic = self.dtype.split(f"{NATIVE} ")[0]
+        cross = "int8-cross" if self.dtype.endswith(CROSS) else ""
+        parts = [
+            "" if arithmetic == "float32" else arithmetic.replace(" ", "-"),
+            cross,
+            "" if self.head == Head.full.value else f"{self.head}{self.head_k}",
+            "" if self.backfill == Backfill.project.value else self.backfill,
+        ]
+        return "-".join(part for part in parts if part)
+
     def differences(self, other: "ModelIdentity") -> list[str]:
         """Fields in which the two would decode differently, each with both values."""
         names = [field.name for field in fields(self) if field.name not in ("decoder", "rule")]
@@ -213,3 +226,8 @@ class ModelIdentity:
 def _shown(value: Any) -> str:
     text = str(list(value)) if isinstance(value, tuple) else repr(value)
     return text[:13] + "…'" if isinstance(value, str) and len(value) == 64 else text
+
+
+def artifact_name(measure: Measure, consistency: Consistency, identity: ModelIdentity) -> str:
+    """Of a measure's certificate for this way of decoding: ``softmax-risk``, ``state-risk-int8-on-bfloat16``."""
+    return "-".join(filter(None, (measure.value, consistency.value, identity.way)))

@@ -22,7 +22,7 @@ from ..records import DecodeTrace, Example
 from ..thresholds import ThresholdSchedule, measure_schedule
 from .consistency import Clean, ConsistencyLoss, check_rows
 from .grid import Threshold, check_grid, collect_flips, layer_path, point_from_json, scalar_grid
-from .identity import ModelIdentity, hash_json, hash_rows
+from .identity import ModelIdentity, artifact_name, hash_json, hash_rows
 from .pvalues import largest_passing_mean
 from .risk_table import CHUNK_BATCHES, Decode, Progress, TraceCache, cache_key, step_down
 
@@ -120,7 +120,7 @@ class Planner:
     def plan(self, measure: Measure) -> Plan:
         """The stored plan of these settings and rows, or a new one, which is stored before it is returned."""
         key = self._key(measure)
-        path = self.folder / f"plan-{measure.value}-{self.config.consistency.value}.json"
+        path = self.folder / f"plan-{artifact_name(measure, self.config.consistency, self.identity)}.json"
         stored = _read_plan(path, key)
         if stored is not None:
             return stored

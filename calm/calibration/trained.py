@@ -18,7 +18,7 @@ from ..records import Example
 logger = logging.getLogger(__name__)
 
 # these leave every row in the split in which it was, or only leave rows out
-_HARMLESS = ("max_eval_rows", "max_train_rows", "cache_dir", "row_policy")
+_HARMLESS = ("max_eval_rows", "max_train_rows", "cache_dir", "row_policy", "targets")
 
 
 def training_rows(model: EarlyExitT5, data: DataConfig) -> list[Example]:

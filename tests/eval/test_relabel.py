@@ -40,7 +40,8 @@ def corpus(certified: Path, tmp_path: Path) -> Path:
     lines = (certified / "rows.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines][:120]
     told = [
-        Example(str(i), str(i), a["source"], b["target"]) for i, (a, b) in enumerate(zip(rows, rows[7:] + rows[:7]))
+        Example(str(i), str(i), a["source"], b["target"])
+        for i, (a, b) in enumerate(zip(rows, rows[7:] + rows[:7], strict=True))
     ]
     return write_jsonl(tmp_path / "others.jsonl", told)
 

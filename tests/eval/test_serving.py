@@ -9,11 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from calm.cli import settings
-from calm.config import BatchRule, Consistency, Measure, ServingConfig, TraceKind
+from calm.config import BatchRule, Consistency, DecoderName, Head, Measure, ServingConfig, TraceKind
 from calm.cost import CostTable
 from calm.errors import CalmError, ConfigError, DataError
+from calm.metrics import rouge_l_many
 from calm.policies import Confident, Replay
-from eval import latency, throughput
+from eval import calibrate, latency, throughput
 from eval.clocks import Clocked, Noise
 from eval.serving import Cell
 from eval.serving_result import CellResult
@@ -21,7 +22,7 @@ from eval.sessions import Session, at_equal_concurrency, between, interpolated, 
 from eval.workload import Workload, folder_workload, open_workload, shape_workload
 from serve.requests import Answer, Reason, Status, Timing
 
-from .conftest import TOLERANCE
+from .conftest import TOLERANCE, calibration_config
 
 
 def tiny_config(**changes: Any) -> ServingConfig:
@@ -81,7 +82,9 @@ class LayersOnly(CostTable):
 def measured(config: ServingConfig, batch: int) -> CellResult:
     cell = Cell(shape_workload(config, "tiny"), batch, 6)
     timed = cell.measure()
-    return CellResult(cell, timed, {n: list(r.sessions) for n, r in cell.runs.items()}, [Noise(0.0)], LayersOnly({}))
+    return CellResult(
+        cell, timed, {n: list(r.sessions) for n, r in cell.runs.items()}, [Noise(0.0)], {Head.full: LayersOnly({})}
+    )
 
 
 def test_everything_of_a_cell_is_timed_in_turn_on_engines_of_its_rules() -> None:
@@ -97,7 +100,7 @@ def test_everything_of_a_cell_is_timed_in_turn_on_engines_of_its_rules() -> None
         name: 4 if name == "full" else 2 for name in runs
     }
     assert all(len(reply.tokens) == 6 for each in runs.values() for reply in each.answers)
-    drawn = result.cell.workload.drawn["tight-state"]
+    drawn = result.cell.workload.all_traces()["tight-state"]
     assert [reply.crossing_layers for reply in runs["state own tight"].answers] == list(drawn.depths[:2])
     assert mean == drawn.mean(0, 6, rows=2)
     together = runs["state sync tight"].answers
@@ -184,6 +187,47 @@ def test_one_run_gives_both_figures(unseen: Path, capsys: pytest.CaptureFixture[
     assert (unseen / "second" / "figure2_tiny_6_tight.png").is_file()
 
 
+def test_what_is_measured_is_kept_and_what_is_not_is_told(unseen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from eval import serving_run
+
+    measure, asked = serving_run.one_cell, list[int]()
+
+    def one_cell(workload: Workload, batch: int, source: int | None) -> CellResult:
+        asked.append(batch)
+        if batch == 2 and len(asked) < 3:
+            raise CalmError("this machine is too busy")
+        return measure(workload, batch, source)
+
+    monkeypatch.setattr(serving_run, "one_cell", one_cell)
+    config = tiny_config(batches=[1, 2])
+    run_dir = unseen / "run"
+    run_dir.mkdir()
+    assert throughput.run(config, run_dir) == serving_run.UNFINISHED
+    first = json.loads((run_dir / "summary.json").read_text())
+    assert first["missing"] == {"s6-b2": "this machine is too busy"}
+    assert [cell["batch"] for cell in first["cells"]] == [1]
+    assert throughput.run(config, run_dir) == 0
+    second = json.loads((run_dir / "summary.json").read_text())
+    assert asked == [1, 2, 2] and second["missing"] == {}
+    names = ("name", "tokens_per_s", "decode_s", "call_s")
+    before, after = ([{n: e[n] for n in names} for e in each["cells"][0]["entries"]] for each in (first, second))
+    assert before == after and len(second["cells"]) == 2
+    assert second["ratios"][: len(first["ratios"])] == first["ratios"] and second["traces"] == first["traces"]
+    assert throughput.run(replace(config, seed=1), run_dir) == 0
+    assert asked == [1, 2, 2, 1, 2]  # another seed is another measurement
+    monkeypatch.setattr(serving_run, "one_cell", lambda *given: pytest.fail("nothing was left to measure"))
+    assert throughput.run(replace(config, attempts=7), run_dir) == 0
+
+
+def test_a_run_without_any_cell_is_an_error(unseen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any) -> Any:
+        raise CalmError("too busy")
+
+    monkeypatch.setattr("eval.serving_run.one_cell", refuse)
+    with pytest.raises(CalmError, match="s6-b1: too busy; s6-b2: too busy"):
+        throughput.run(tiny_config(), unseen)
+
+
 def test_a_busy_machine_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("eval.clocks.look", lambda: Noise(0.4))
     monkeypatch.setattr("eval.workload.open_workload", lambda config: pytest.fail("a model was opened"))
@@ -220,11 +264,11 @@ def test_a_trained_folder_is_timed_at_its_certified_thresholds(certified: Path) 
     workload = folder_workload(config, certified / "model")
     told = workload.about["thresholds"]
     assert workload.trained and workload.many == 6 and len(workload.articles) == 5
-    assert set(workload.policies) == {Measure.softmax, Measure.state}
+    assert set(workload.policies) == {(Measure.softmax, Head.full), (Measure.state, Head.full)}
     assert any("entropy: neither certified nor given" in note for note in workload.notes)
     artifact = next(a for a in workload.model.artifacts if a.measure is Measure.state)
     if artifact.certificate(TOLERANCE).certified_below_one:
-        assert workload.policies[Measure.state] == artifact.policy(artifact.threshold_for(TOLERANCE))
+        assert workload.policies[Measure.state, Head.full] == artifact.policy(artifact.threshold_for(TOLERANCE))
         assert told["state"] == {"threshold": artifact.threshold_for(TOLERANCE), "certified_for": TOLERANCE}
     cell = Cell(workload, 2, None)
     sessions, noise = cell.serve()
@@ -234,12 +278,53 @@ def test_a_trained_folder_is_timed_at_its_certified_thresholds(certified: Path) 
     full = sessions["full"][0]
     assert isinstance(full, Session) and full.requests == 5 and full.concurrency <= 2.0
     assert noise.foreign >= 0.0
+    assert "static-2" in sessions  # half of four layers, in any case
+    found = cell.runs["full"].rouge_l()
+    articles = [article.target for article in workload.articles]
+    right = rouge_l_many([reply.text for reply in cell.runs["full"].served], articles)
+    assert found["rouge_l"] == pytest.approx(float(right.mean()))
+    assert found["rouge_l_low"] <= found["rouge_l"] <= found["rouge_l_high"]
+
+
+def test_a_measure_is_timed_with_every_head_at_the_threshold_certified_for_it(own_copy: Path, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"decoder": DecoderName.engine, "head": Head.candidates, "head_k": 9}
+    for each in ({}, changes):
+        config = calibration_config(own_copy, measures=[Measure.softmax, Measure.state], tolerances=[0.7], **each)
+        assert calibrate.run(config, tmp_path) == 0
+    assert (own_copy / "calibration" / "softmax-risk-candidates9.json").is_file()
+    assert (own_copy / "calibration" / "softmax-risk.json").is_file()
+    config = tiny_config(
+        shape=None, tolerance=0.7, measures=[Measure.softmax, Measure.state], n=5, batches=[2],
+        rules=[BatchRule.own], exit_heads=[Head.full, Head.candidates], head_k=9,
+    )  # fmt: skip
+    workload = folder_workload(config, own_copy)
+    by_head = {a.identity.head: a for a in workload.model.artifacts if a.measure is Measure.softmax}
+    for head in (Head.full, Head.candidates):
+        artifact = by_head[head.value]
+        assert workload.policies[Measure.softmax, head] == artifact.policy(artifact.threshold_for(0.7))
+    names = ["full", "softmax own live", "softmax own live candidates", "state own live"]
+    assert [entry.name for entry in workload.entries()] == names
+    told = workload.about["thresholds"]
+    assert {told[name]["certified_for"] for name in ("softmax", "softmax candidates", "state")} == {0.7}
+    cell = Cell(workload, 2, None)
+    heads = {name: runs.engine.options.head for name, runs in cell.runs.items()}
+    assert heads["softmax own live candidates"] is Head.candidates
+    assert {heads[name] for name in ("full", "softmax own live", "state own live", "static-2")} == {Head.full}
+
+
+def test_a_threshold_certified_for_another_way_of_decoding_is_used_and_said(own_copy: Path, tmp_path: Path) -> None:
+    calibrate.run(calibration_config(own_copy, measures=[Measure.softmax], tolerances=[0.7]), tmp_path)
+    config = tiny_config(shape=None, tolerance=0.7, measures=[Measure.softmax], n=5, batches=[2], head=Head.candidates)
+    workload = folder_workload(config, own_copy)
+    told = workload.about["thresholds"]["softmax"]
+    assert told["certified_for"] is None and told["threshold"] < 1
+    assert any("not as it is decoded here (head: " in note for note in workload.notes)
 
 
 def test_papers_thresholds_stand_in_where_nothing_is_certified(certified: Path) -> None:
     config = tiny_config(shape=None, measures=[Measure.state], consistency=Consistency.textual, batches=[1])
     workload = folder_workload(config, certified / "model")
-    policy = workload.policies[Measure.state]
+    policy = workload.policies[Measure.state, Head.full]
     assert isinstance(policy, Confident) and policy.schedule.threshold == 0.95
     assert any("the paper's threshold 0.95 instead" in note for note in workload.notes)
 
