@@ -694,7 +694,7 @@ class ServingConfig:
     batches: list[int] = field(default_factory=lambda: [1, 8, 32])
     measures: list[Measure] = field(default_factory=lambda: [Measure.softmax, Measure.state, Measure.classifier])
     rules: list[BatchRule] = field(default_factory=lambda: [BatchRule.own, BatchRule.compact, BatchRule.sync])
-    dtype: str = "fp32"  # fp32, bf16, or int8 weights (native runner; encodes in bf16)
+    dtype: str = "fp32"  # fp32, bf16, or int8 weights (native runner; what is not weights in bf16)
     cross_kv: Weights = Weights.model
     runner: RunnerName = RunnerName.auto
     head: Head = Head.full  # of full and static depth, and of exits unless exit_heads says otherwise
