@@ -1,0 +1,159 @@
+"""What passes between the engine's process and whoever serves it: plain picklable values, one batch of them a step.
+
+Times are seconds of ``time.perf_counter``, which all processes of a machine share.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from .options import RequestOptions
+from .requests import Reason, Status, Timing
+
+# to the engine
+
+
+@dataclass(frozen=True)
+class Submit:
+    """One request.
+
+    Attributes:
+        id: unique among those that are not over.
+        source: its text, or its ids (EOS last).
+        deadline: when it is given up wherever it is; 0: never.
+    """
+
+    id: str
+    source: str | tuple[int, ...]
+    options: RequestOptions
+    arrived: float
+    deadline: float = 0.0
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Forget a request; its ``Ended`` comes with the next step."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Leave: at once, or (``drain``) when all that was submitted has ended."""
+
+    drain: bool = True
+
+
+# from the engine
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a client may know of the model that is served.
+
+    Attributes:
+        name: as requests call it.
+        max_source, max_target: tokens; ``max_target`` is N.
+        tolerances: by consistency, those for which a threshold below 1 or full depth is certified as it is served.
+        measure: that the calibration picked; None without one.
+        about: further facts for /v1/models, JSON-ready.
+    """
+
+    name: str
+    num_layers: int
+    exit_layers: tuple[int, ...]
+    vocab_size: int
+    max_source: int
+    max_target: int
+    max_batch: int
+    tolerances: dict[str, tuple[float, ...]]
+    measure: str | None
+    about: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The engine is warm and takes requests."""
+
+    info: ModelInfo
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A request that was not taken.
+
+    Attributes:
+        kind: name of the error's class: QueueFull, ConfigError, DataError, CalibrationError.
+        message: one line; it never holds the prompt.
+    """
+
+    id: str
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Spoke:
+    """What one step brought one request.
+
+    Attributes:
+        text: what of the answer's text became final since the last one; may be empty.
+        tokens, layers: ids and emission layers, in order.
+    """
+
+    id: str
+    text: str
+    tokens: tuple[int, ...]
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A request's end; nothing follows.
+
+    Attributes:
+        text: what was not told by ``Spoke`` yet.
+        expired: its deadline passed.
+        error: of status failed; one line without prompt, path or traceback.
+    """
+
+    id: str
+    status: Status
+    reason: Reason
+    text: str
+    prompt_tokens: int
+    tokens: int
+    certified: bool
+    emission_layers: tuple[int, ...]
+    executed_layers: tuple[int, ...]
+    involuntary: int
+    timing: Timing
+    expired: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Where the engine stands after a step; sums are since its start.
+
+    Attributes:
+        steps: that it has taken; it grows as long as the engine is alive and has work.
+        beat: when this was said: an idle engine says it once in a while.
+    """
+
+    beat: float
+    steps: int
+    running: int
+    waiting: int
+    parked: int
+    layers_executed: int
+    layers_skipped: int
+    backfilled_tokens: int
+    rebatches: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Everything of one step: one hop for all rows."""
+
+    events: tuple[Refused | Spoke | Ended, ...]
+    load: Load
