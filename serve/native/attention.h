@@ -4,6 +4,8 @@
 // side, so that 16 scores are one running sum. Values come in groups of as many positions as a lane holds: a group
 // holds, for each number of d_kv, that number of its positions.
 #pragma once
+#include <type_traits>
+
 #include "vector.h"
 
 namespace calm {
@@ -123,6 +125,57 @@ static void attend(const float* query, const int32_t* keys, const int32_t* value
         mix_vectors<T, ABREAST>(at.shares, values + v * W, shares, stride, scale, at.mixed + v * W);
     for (; v < stride / W; v++) mix_vectors<T, 1>(at.shares, values + v * W, shares, stride, scale, at.mixed + v * W);
     std::memcpy(out, at.mixed, (size_t)shape.width * 4);
+}
+
+// The same of Q queries that follow one another: keys and values are read once for all of them, and what each becomes does
+// not depend on Q. ``bias`` is the first query's; that of the next one begins a number earlier. Rows of ``queries`` and
+// ``out`` are so many numbers apart.
+template <class T, int Q>
+static void attend_together(const float* queries, int64_t apart, const int32_t* keys, const int32_t* values,
+                            const HeadShape& shape, int count, const float* bias, const HeadScratch& at, float* out,
+                            int64_t out_apart) {
+    const int depth = shape.depth(), blocks = groups(count, W), stride = whole(shape.width);
+    const int shares = groups(count, T::PER), row = blocks * W;
+    for (int q = 0; q < Q; q++) put_lanes<T>(at.query + q * depth, queries + q * apart, shape.width);
+    auto score = [&](int b, auto abreast) {
+        constexpr int B = decltype(abreast)::value;
+        typename T::Sum sums[B][Q];
+        for (int i = 0; i < B * Q; i++) sums[i / Q][i % Q] = typename T::Sum{};
+        for (int g = 0; g < depth; g++)
+            for (int i = 0; i < B; i++) {
+                const vi key = loadi(keys + ((int64_t)(b + i) * depth + g) * W);
+                for (int q = 0; q < Q; q++) sums[i][q] = T::dot(broadcast(at.query[q * depth + g]), key, sums[i][q]);
+            }
+        for (int i = 0; i < B; i++)
+            for (int q = 0; q < Q; q++) store(at.scores + q * row + (b + i) * W, sums[i][q]);
+    };
+    int b = 0;
+    for (; b + 2 <= blocks; b += 2) score(b, std::integral_constant<int, 2>{});
+    if (b < blocks) score(b, std::integral_constant<int, 1>{});
+    float scale[Q];
+    for (int q = 0; q < Q; q++) {
+        scale[q] = 1.0f / soften(at.scores + q * row, count, bias - q);
+        put_lanes<T>(at.shares + q * shares, at.scores + q * row, count);
+    }
+    auto mix = [&](int v, auto vectors) {
+        constexpr int V = decltype(vectors)::value;
+        typename T::Sum sums[Q][V];
+        for (int i = 0; i < Q * V; i++) sums[i / V][i % V] = typename T::Sum{};
+        for (int g = 0; g < shares; g++) {
+            vi value[V];
+            for (int i = 0; i < V; i++) value[i] = loadi(values + (int64_t)g * stride + (v + i) * W);
+            for (int q = 0; q < Q; q++) {
+                const vi share = broadcast(at.shares[q * shares + g]);
+                for (int i = 0; i < V; i++) sums[q][i] = T::dot(share, value[i], sums[q][i]);
+            }
+        }
+        for (int q = 0; q < Q; q++)
+            for (int i = 0; i < V; i++) store(at.mixed + q * stride + (v + i) * W, sums[q][i] * broadcast(scale[q]));
+    };
+    int v = 0;
+    for (; v + ABREAST <= stride / W; v += ABREAST) mix(v, std::integral_constant<int, ABREAST>{});
+    for (; v < stride / W; v++) mix(v, std::integral_constant<int, 1>{});
+    for (int q = 0; q < Q; q++) std::memcpy(out + q * out_apart, at.mixed + q * stride, (size_t)shape.width * 4);
 }
 
 // Keys and values of one head in int8: a scale for each position's key and for each number of the values.

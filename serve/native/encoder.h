@@ -26,6 +26,7 @@ struct EncoderEngine {
 };
 
 constexpr int TOGETHER = 256;  // tokens that are enough to make reading the weights cheap
+constexpr int QUERIES = 4;     // that share a reading of keys and values
 
 // Attention of one source's tokens to each other. qkv: length x 3 inner; mixed: length x inner.
 template <class T>
@@ -36,7 +37,7 @@ static void attend_within(EncoderEngine& e, const float* qkv, int length, float*
     const int64_t stride = 3 * inner;
     int32_t* keys = Scratch::need(e.lanes, shape.key_lanes() + shape.value_lanes());
     int32_t* values = keys + shape.key_lanes();
-    const HeadScratch at = scratch_of(m, e.scratch, length);
+    const HeadScratch at = scratch_of(m, e.scratch, length, QUERIES);
     for (int h = 0; h < m.heads; h++) {
         const float* head = qkv + h * m.d_kv;
         const float* bias = m.bias + (int64_t)h * (2 * m.sources - 1 + W) + m.sources - 1;
@@ -44,9 +45,14 @@ static void attend_within(EncoderEngine& e, const float* qkv, int length, float*
             put_key<T>(keys, shape, t, head + t * stride + inner);
             put_value<T>(values, shape, t, head + t * stride + 2 * inner);
         }
-        for (int t = 0; t < length; t++)
-            attend<T>(head + t * stride, keys, values, shape, length, bias - t, at,
-                      mixed + (int64_t)t * inner + h * m.d_kv);
+        float* out = mixed + h * m.d_kv;
+        int t = 0;
+        for (; t + QUERIES <= length; t += QUERIES)
+            attend_together<T, QUERIES>(head + t * stride, stride, keys, values, shape, length, bias - t, at,
+                                        out + (int64_t)t * inner, inner);
+        for (; t < length; t++)
+            attend_together<T, 1>(head + t * stride, stride, keys, values, shape, length, bias - t, at,
+                                  out + (int64_t)t * inner, inner);
     }
 }
 

@@ -74,11 +74,12 @@ static void write_kv(const Model& m, int layer, int slot, const float* kv) {
     m.cache_kind == FP32 ? write_kv_as<Fp32>(m, layer, slot, kv) : write_kv_as<Bf16>(m, layer, slot, kv);
 }
 
+// For so many queries at a time.
 template <class M>
-static HeadScratch scratch_of(const M& m, Scratch& s, int positions) {
-    const size_t longest = (size_t)whole(positions);
-    return {Scratch::need(s.scores, longest), Scratch::need(s.query_lanes, m.d_kv),
-            Scratch::need(s.share_lanes, longest), Scratch::need(s.mixed_head, whole(m.d_kv))};
+static HeadScratch scratch_of(const M& m, Scratch& s, int positions, int queries = 1) {
+    const size_t longest = (size_t)whole(positions) * queries;
+    return {Scratch::need(s.scores, longest), Scratch::need(s.query_lanes, m.d_kv * queries),
+            Scratch::need(s.share_lanes, longest), Scratch::need(s.mixed_head, whole(m.d_kv) * queries)};
 }
 
 static void attend_sources_coarsely(const Model& m, Scratch& s, int layer, const int32_t* slots, int count) {
