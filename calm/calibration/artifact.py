@@ -21,7 +21,7 @@ from .grid import Threshold, check_grid, point_from_json
 from .identity import ModelIdentity, artifact_name, hash_json
 from .testing import certified_points
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,9 @@ class Artifact:
         test_level: error_prob / number of measures; each tolerance's sequence is tested at it.
         n: calibration rows.
         mean_losses, layers_skipped: per decoded threshold, in the order of the grid.
+        article_skips: likewise, mean and standard deviation over articles of an article's own share of layers skipped.
+        exit_shares: likewise, share of tokens by emission layer 1..L. With these a server sees that its traffic is
+            not what was calibrated on.
         complete: True when the whole grid was decoded, also below the first failure.
         calibration_rows, dev_rows: hashes of the rows.
     """
@@ -78,6 +81,8 @@ class Artifact:
     n: int
     mean_losses: tuple[float, ...]
     layers_skipped: tuple[float, ...]
+    article_skips: tuple[tuple[float, float], ...]
+    exit_shares: tuple[tuple[float, ...], ...]
     complete: bool
     certificates: tuple[Certificate, ...]
     identity: ModelIdentity
@@ -265,6 +270,8 @@ def _from_values(values: Mapping[str, Any], where: str) -> Artifact:
             "grid": tuple(point_from_json(p) for p in values["grid"]),
             "mean_losses": tuple(values["mean_losses"]),
             "layers_skipped": tuple(values["layers_skipped"]),
+            "article_skips": tuple(tuple(pair) for pair in values["article_skips"]),
+            "exit_shares": tuple(tuple(shares) for shares in values["exit_shares"]),
             "certificates": certificates,
             "identity": ModelIdentity.from_json(values["identity"]),
         }

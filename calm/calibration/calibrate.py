@@ -260,6 +260,8 @@ class _Calibration:
             n=len(self.rows),
             mean_losses=tuple(table.mean_losses) or (0.0,),
             layers_skipped=tuple(table.layers_skipped) or (0.0,),
+            article_skips=tuple(table.article_skips) or ((0.0, 0.0),),
+            exit_shares=tuple(table.exit_shares) or ((*[0.0] * (self.identity.num_layers - 1), 1.0),),
             complete=complete,
             certificates=certificates,
             identity=self.identity,

@@ -178,12 +178,15 @@ class RiskTable:
         self.losses: list[NDArray[np.float64]] = []
         self._layers: list[list[int]] = []
         self._tokens: list[list[int]] = []
+        self._exits: list[NDArray[np.int64]] = []
 
     def add(self, losses: NDArray[np.float64], traces: Sequence[DecodeTrace]) -> None:
         """The next threshold's losses and traces, rows in the order of ``ids``."""
         self.losses.append(losses)
         self._layers.append([sum(trace.emission_layers) for trace in traces])
         self._tokens.append([len(trace.tokens) for trace in traces])
+        exits = [layer for trace in traces for layer in trace.emission_layers]
+        self._exits.append(np.bincount(exits, minlength=self.num_layers + 1)[1:])
 
     @property
     def mean_losses(self) -> list[float]:
@@ -194,6 +197,20 @@ class RiskTable:
         """1 - mean emission layer / L over all emitted tokens, per threshold; 0 where nothing was emitted."""
         pairs = ((sum(layers), sum(tokens)) for layers, tokens in zip(self._layers, self._tokens, strict=True))
         return [1.0 - layers / tokens / self.num_layers if tokens else 0.0 for layers, tokens in pairs]
+
+    @property
+    def article_skips(self) -> list[tuple[float, float]]:
+        """Per threshold, mean and standard deviation over articles of an article's own share of layers skipped."""
+        found = []
+        for layers, tokens in zip(self._layers, self._tokens, strict=True):
+            shares = [1.0 - a / b / self.num_layers for a, b in zip(layers, tokens, strict=True) if b] or [0.0]
+            found.append((float(np.mean(shares)), float(np.std(shares))))
+        return found
+
+    @property
+    def exit_shares(self) -> list[tuple[float, ...]]:
+        """Per threshold, the share of tokens by emission layer 1..L; 0 everywhere where nothing was emitted."""
+        return [tuple(float(share) for share in exits / max(1, exits.sum())) for exits in self._exits]
 
     def save(self, path: str | Path) -> None:
         """One row per article and threshold: id, index, threshold, loss, emission_layers (their sum), tokens."""

@@ -42,7 +42,8 @@ def artifact(measure: Measure = Measure.softmax, picked: bool = True, **changes:
     values: dict[str, Any] = dict(
         measure=measure, consistency=Consistency.risk, schedule=Schedule.decaying, tau=4.0, agreement_k=3, grid=grid,
         error_prob=0.05, test_level=0.05, measures=(measure,), n=500, mean_losses=(0.0, 0.01, 0.02, 0.2),
-        layers_skipped=(0.0, 0.1, 0.3, 0.5), complete=True, certificates=certificates, identity=IDENTITY,
+        layers_skipped=(0.0, 0.1, 0.3, 0.5), article_skips=((0.0, 0.0),) * 4, exit_shares=((0.5, 0.5),) * 4,
+        complete=True, certificates=certificates, identity=IDENTITY,
         calibration_rows="c" * 64, dev_rows="d" * 64, metric="rougeL", code_version="0",
     )  # fmt: skip
     made = Artifact(**{**values, **changes})

@@ -34,6 +34,8 @@ def artifact(grid: tuple[Any, ...] = (1.0, 0.9, 0.8), **changes: Any) -> Artifac
         n=500,
         mean_losses=(0.0, 0.01, 0.04),
         layers_skipped=(0.0, 0.3, 0.5),
+        article_skips=((0.0, 0.0), (0.3, 0.1), (0.5, 0.2)),
+        exit_shares=((0.0, 1.0), (0.5, 0.5), (0.9, 0.1)),
         complete=True,
         certificates=(
             certificate(0.05, (0.0, 0.001, 0.3), grid[:2]),

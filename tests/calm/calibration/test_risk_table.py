@@ -143,6 +143,11 @@ def test_the_table_keeps_articles_by_thresholds(tmp_path: Path, caplog: pytest.L
     assert table.mean_losses == [0.0, 0.25]
     layers = [layer for trace in early for layer in trace.emission_layers]
     assert table.layers_skipped == [0.0, pytest.approx(1 - sum(layers) / len(layers) / LAYERS)]
+    skips = [1 - sum(trace.emission_layers) / len(trace.tokens) / LAYERS for trace in early]
+    assert table.article_skips[0] == (0.0, 0.0)
+    assert table.article_skips[1] == (pytest.approx(np.mean(skips)), pytest.approx(np.std(skips)))
+    assert table.exit_shares[0][-1] == 1.0 and len(table.exit_shares[0]) == LAYERS
+    assert table.exit_shares[1] == tuple(pytest.approx(layers.count(n) / len(layers)) for n in range(1, LAYERS + 1))
     table.save(tmp_path / "risk.parquet")
     frame = pq.read_table(tmp_path / "risk.parquet").to_pylist()
     assert len(frame) == 6
