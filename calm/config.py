@@ -118,6 +118,14 @@ class DecoderName(str, Enum):
     engine = "engine"
 
 
+class OnDrift(str, Enum):
+    """What a server does where traffic is not like what a threshold was certified on."""
+
+    warn = "warn"
+    conservative = "conservative"  # the next safer certified threshold, and so on
+    full = "full"
+
+
 class Head(str, Enum):
     full = "full"
     screened = "screened"

@@ -148,7 +148,7 @@ def test_a_missing_file_another_format_and_other_entries_are_refused(tmp_path: P
     with pytest.raises(CalibrationError, match="cannot read calibration"):
         Artifact.load(tmp_path / "none.json")
     values = json.loads(artifact().dumps())
-    with pytest.raises(CalibrationError, match="has format 99, expected 1"):
+    with pytest.raises(CalibrationError, match="has format 99, expected 2"):
         Artifact.loads(json.dumps({**values, "format": 99}), "here")
     values.pop("signature")
     values.pop("tau")
