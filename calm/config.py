@@ -481,10 +481,22 @@ class CalibrateConfig:
 
     checkpoint: str | None = None  # default: the newest model folder under runs/
     data: DataConfig | None = None  # default: as the model was trained (its early_exit.json)
+    from_log: str | None = None  # instead of a corpus: requests that a server has logged; textual consistency only
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     device: Device = Device.auto
     precision: Precision = Precision.auto
     processes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.from_log is None:
+            return
+        if self.data is not None:
+            raise ConfigError("from_log= and data= exclude each other: logged requests, or a corpus")
+        if self.calibration.consistency is not Consistency.textual:
+            raise ConfigError(
+                "a log holds no references, so risk consistency cannot be certified from it; give "
+                "calibration.consistency=textual"
+            )
 
 
 @dataclass

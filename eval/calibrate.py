@@ -1,16 +1,18 @@
 """Certify exit thresholds of a trained model folder and store them beside its weights.
 
     python -m eval.calibrate checkpoint=runs/demo/model calibration.tolerances=[0.02,0.05]
+    python -m eval.calibrate checkpoint=runs/demo/model from_log=requests.log calibration.consistency=textual
 
 Prints how many rows there are and are needed before the expensive pass, and the ladder of thresholds after it. Exits
 with 3 where nothing below 1 (full depth) passes for any measure.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calm.cli import program
-from calm.config import CalibrateConfig
+from calm.config import CalibrateConfig, DataConfig, Pretext, SplitConfig
 
 from .common import (
     Stamp,
@@ -53,6 +55,8 @@ def run(config: CalibrateConfig, run_dir: Path) -> int:
             return 0
         check_possible(wanted, decode.model, spec.arithmetic)
         data = corpus_settings(config.data, decode.model.settings.data)
+        if config.from_log is not None:
+            data = requests_of(config.from_log, data)
         named = ", ".join(measure.value for measure in wanted.measures)
         say(f"corpus: {data.name}; certifying {named} for {wanted.consistency.value} consistency")
         done = certify_folder(folder, decode.model, decode, wanted, data, dtype=spec.arithmetic, progress=bars)
@@ -65,6 +69,18 @@ def run(config: CalibrateConfig, run_dir: Path) -> int:
         say("Nothing below threshold 1 passed: full depth is all that is certified.")
     finish({**stamp.values(), **_summary(folder, done)}, run_dir)
     return 0 if done.any_below_one else NOTHING_PASSED
+
+
+def requests_of(log: str, trained_on: DataConfig) -> DataConfig:
+    """Logged requests as a corpus: a fifth of the texts for dev, nearly all others to calibrate on."""
+    return replace(
+        trained_on,
+        name="requests",
+        path=log,
+        pretext=Pretext.none,
+        targets=None,
+        split=SplitConfig(dev=0.2, calibration=0.79, test=0.005),
+    )
 
 
 def ladder(artifact: "Artifact", certificate: "Certificate") -> str:

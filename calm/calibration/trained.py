@@ -25,8 +25,11 @@ def training_rows(model: EarlyExitT5, data: DataConfig) -> list[Example]:
     """The train splits of the corpora that the model was trained on, one after another.
 
     Without those that are split like ``data``; empty where no corpus is told. Where a corpus of training can no
-    longer be read this is said in the log, and its rows are missing.
+    longer be read this is said in the log, and its rows are missing. Of logged requests none are asked for: texts that
+    the model has seen are part of them as they will be of later ones.
     """
+    if data.name == "requests":
+        return []
     corpora = [model.settings.data, *model.settings.earlier_data]
     return [row for values in corpora if values for row in _rows_of(values, model, data)]
 

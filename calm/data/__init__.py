@@ -92,6 +92,14 @@ def _files(config: DataConfig, seed: int, wanted: Sequence[str], info: Info) -> 
     return take_in(files.rows(config), config)
 
 
+def _requests(config: DataConfig, seed: int, wanted: Sequence[str], info: Info) -> Intake:
+    from . import requests
+
+    if config.path is None:
+        raise ConfigError("data.name=requests needs data.path, a server's log")
+    return take_in(requests.rows(user_path(config.path)), config, references=False)
+
+
 CORPORA: dict[str, Callable[[DataConfig, int, Sequence[str], Info], Intake]] = {
     "restaurants": _restaurants,
     "debian": _debian,
@@ -101,6 +109,7 @@ CORPORA: dict[str, Callable[[DataConfig, int, Sequence[str], Info], Intake]] = {
     "e2e_nlg": _hub,
     "jsonl": _files,
     "parquet": _files,
+    "requests": _requests,
 }
 
 

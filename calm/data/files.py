@@ -90,18 +90,23 @@ def _open(path: Path) -> BinaryIO:
     return file
 
 
+def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(file:line, object) of every line that is not blank."""
+    with _open(path) as file:
+        for number, line in _lines(file, path):
+            where = f"{path}:{number}"
+            yield where, _parse(line, where)
+
+
 def read_jsonl(path: Path, columns: Columns) -> Iterator[RawRow]:
     """One row a line."""
     seen: set[str] = set()
     count = 0
-    with _open(path) as file:
-        for number, line in _lines(file, path):
-            where = f"{path}:{number}"
-            values = _parse(line, where)
-            if len(seen) < 1000:
-                seen.update(values)
-            count += 1
-            yield _row(values, columns, f"{path.name}:{number}", where)
+    for where, values in json_lines(path):
+        if len(seen) < 1000:
+            seen.update(values)
+        count += 1
+        yield _row(values, columns, where.removeprefix(f"{path.parent}{os.sep}"), where)
     if not count:
         raise DataError(f"{path}: the file is empty: it holds blank lines only")
     _check_columns(seen, columns, str(path))

@@ -50,11 +50,14 @@ def raw(examples: Iterable[Example]) -> Iterable[RawRow]:
         yield RawRow(row.id, row.source, row.target, row.family, row.id)
 
 
-def take_in(rows: Iterable[RawRow], config: DataConfig) -> Intake:
+def take_in(rows: Iterable[RawRow], config: DataConfig, references: bool = True) -> Intake:
     """Clean and filter ``rows`` in one pass; what is dropped is counted by reason.
 
     Of equal (source, target) pairs the first stays. A repeated id gets a suffix, because traces and risk tables
     are joined by id.
+
+    Args:
+        references: whether rows must have targets.
 
     Raises:
         DataError: a lone surrogate or a text above 1 MiB (always); under ``data.row_policy=error`` one error for
@@ -65,8 +68,9 @@ def take_in(rows: Iterable[RawRow], config: DataConfig) -> Intake:
     ids: set[str] = set()
     for row in rows:
         intake.read += 1
-        source, target = _field(row, row.source, "source", intake), _field(row, row.target, "target", intake)
-        if not source or not target or not _named(row, intake):
+        source = _field(row, row.source, "source", intake)
+        target = _field(row, row.target, "target", intake) if references else ""
+        if not source or target is None or not _named(row, intake):
             continue
         if config.min_source_words and len(source.split()) < config.min_source_words:
             intake.dropped[f"source below {config.min_source_words} words"] += 1

@@ -16,6 +16,8 @@ from calm.calibration.trained import training_rows
 from calm.checkpoint import verify_manifest
 from calm.config import (
     Backfill,
+    CalibrateConfig,
+    CalibrationConfig,
     Consistency,
     DataConfig,
     DecoderName,
@@ -162,12 +164,12 @@ def test_what_is_served_in_bf16_or_int8_is_certified_so(own_copy: Path, tmp_path
     assert artifact.identity.dtype == name and artifact.threshold_for(0.9) < 1.0
     options = RequestOptions(tolerance=0.9)
     for batch in (1, 5):
-        engine = Engine(own_copy, dtype=torch.bfloat16, runner="native", weights=weights, max_batch=batch)
+        shape = dict(max_batch=batch, prefill_rows=batch, source_multiple=1 + 7 * batch)
+        engine = Engine(own_copy, dtype=torch.bfloat16, runner="native", weights=weights, **shape)
         assert all(answer.certified for answer in engine.generate(["a text"] * 6, options))
     others = [
         (dict(dtype=torch.bfloat16, runner="eager"), "'bfloat16' asked"),
         (dict(runner="native"), "'float32' asked"),
-        (dict(dtype=torch.bfloat16, runner="native", weights=weights, prefill_rows=2), "/2x16' asked"),
     ]
     for other, asked in others:
         with pytest.raises(CalibrationError, match=f"dtype: '{name}' here, .*{asked}"):
@@ -298,3 +300,29 @@ def test_several_tolerances_each_hold_by_themselves(
     assert "not all of them at once" in capsys.readouterr().out
     tolerances = [row["tolerance"] for row in summary_of(tmp_path)["calibration"]]
     assert tolerances == [TOLERANCE, 0.6]
+
+
+def test_thresholds_are_certified_again_from_logged_requests(own_copy: Path, certified: Path, tmp_path: Path) -> None:
+    sources = [json.loads(line)["source"] for line in (certified / "rows.jsonl").read_text().splitlines()]
+    log = tmp_path / "server.log"
+    log.write_text("".join(json.dumps({"id": f"r{i}", "prompt": text}) + "\n" for i, text in enumerate(sources)))
+    asked = CalibrationConfig(
+        measures=[Measure.state], consistency=Consistency.textual, tolerances=[0.7], grid_size=5, batch_size=16
+    )
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    assert calibrate.run(CalibrateConfig(str(own_copy), None, str(log), asked, processes=1), run_dir) == 0
+    summary = summary_of(run_dir)
+    unique = len(set(sources))
+    assert summary["corpus"]["name"] == "requests" and 0.6 * unique < summary["rows"]["calibration"]["n"] < unique
+    artifact = next(a for a in load_artifacts(own_copy) if a.consistency is Consistency.textual)
+    assert artifact.certificate(0.7).certified_below_one and artifact.n == summary["rows"]["calibration"]["n"]
+    assert any(a.consistency is Consistency.risk for a in load_artifacts(own_copy))  # those of the corpus stay
+
+
+def test_a_log_certifies_no_risk_and_excludes_a_corpus() -> None:
+    with pytest.raises(ConfigError, match="a log holds no references, .* calibration.consistency=textual"):
+        CalibrateConfig(from_log="x.log")
+    textual = CalibrationConfig(consistency=Consistency.textual)
+    with pytest.raises(ConfigError, match="from_log= and data= exclude each other"):
+        CalibrateConfig(from_log="x.log", data=DataConfig(name="debian"), calibration=textual)
