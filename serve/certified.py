@@ -1,6 +1,7 @@
 """Which policy a request decodes with, and whether the certificate of the model speaks of its answer."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from calm.calibration.artifact import Artifact, choose_artifact, served_as
 from calm.calibration.identity import ModelIdentity, independent_of_batch
@@ -9,7 +10,22 @@ from calm.errors import CalibrationError, ConfigError
 from calm.policies import Confident, Full, Policy
 from calm.rules import ROW_EXACT
 
+from .drift import Drift, Watch
 from .options import RequestOptions
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """How a request decodes.
+
+    Attributes:
+        certified: whether the certificate speaks of its answer.
+        watch: of a certified tolerance below full depth: the artifact, the threshold asked for and the one it got.
+    """
+
+    policy: Policy
+    certified: bool
+    watch: Watch | None = None
 
 
 class Certificates:
@@ -19,16 +35,20 @@ class Certificates:
         artifacts: all of the folder.
         identity: how the engine decodes: dtype, head, exit layers, lengths.
         rule: its batch rule.
+        drift: may hand out a safer threshold than the one for a tolerance.
     """
 
-    def __init__(self, artifacts: Sequence[Artifact], identity: ModelIdentity | None, rule: BatchRule) -> None:
+    def __init__(
+        self, artifacts: Sequence[Artifact], identity: ModelIdentity | None, rule: BatchRule, drift: Drift | None = None
+    ) -> None:
+        self._drift = drift or Drift()
         self._artifacts = list(artifacts) if identity is None else served_as(artifacts, identity)
         self._foreign = {a.name: a.identity.differences(identity) if identity else [] for a in self._artifacts}
         self._row_exact = rule in ROW_EXACT
         self._any_batch = identity is None or independent_of_batch(identity.dtype)
         self._cuts = rule is BatchRule.quantile  # even a row at full depth may have to speak early
 
-    def resolve(self, options: RequestOptions, limit: int) -> tuple[Policy, bool]:
+    def resolve(self, options: RequestOptions, limit: int) -> Resolved:
         """The policy that a request asks for, and whether its answer, of at most ``limit`` tokens, is certified.
 
         Certified are full depth, and thresholds of a certified set under greedy decoding to EOS or N with a
@@ -38,20 +58,21 @@ class Certificates:
             CalibrationError: no artifact has what is asked for; it names what there is.
             ConfigError: ``measure`` is none.
         """
-        policy = self._policy(options)
+        policy, watch = self._policy(options)
         if isinstance(policy, Full) or (isinstance(policy, Confident) and policy.schedule.exits_off):
-            return policy, not self._cuts
-        return policy, options.plain and self._row_exact and self._any_batch and self._speaks_of(policy, limit)
+            return Resolved(policy, not self._cuts, None if self._cuts or not options.plain else watch)
+        sound = options.plain and self._row_exact and self._any_batch and self._speaks_of(policy, limit)
+        return Resolved(policy, sound, watch if sound else None)
 
-    def _policy(self, options: RequestOptions) -> Policy:
+    def _policy(self, options: RequestOptions) -> tuple[Policy, Watch | None]:
         if options.policy is not None:
-            return options.policy
+            return options.policy, None
         if options.threshold is None and options.tolerance is None:
-            return Full()
+            return Full(), None
         measure = None if options.measure is None else _measure(options.measure)
         artifact = choose_artifact(self._artifacts, options.consistency, measure, options.tolerance)
         if options.threshold is not None:
-            return artifact.policy(options.threshold)
+            return artifact.policy(options.threshold), None
         assert options.tolerance is not None
         if self._foreign[artifact.name]:
             raise CalibrationError(
@@ -59,7 +80,10 @@ class Certificates:
                 f"way of decoding ({'; '.join(self._foreign[artifact.name])}); calibrate as it is served, or ask for a "
                 "threshold, which is answered as not certified"
             )
-        return artifact.policy(artifact.threshold_for(options.tolerance, options.consistency))
+        asked = artifact.threshold_for(options.tolerance, options.consistency)
+        used = self._drift.threshold(artifact, asked)
+        watched = artifact.certificate(options.tolerance).certified_below_one
+        return artifact.policy(used), (artifact, asked, used) if watched else None
 
     def _speaks_of(self, policy: Policy, limit: int) -> bool:
         return isinstance(policy, Confident) and any(

@@ -17,6 +17,7 @@ from calm.calibration.artifact import Artifact
 from calm.calibration.grid import Threshold
 from calm.config import OnDrift
 
+Watch = tuple[Artifact, Threshold, Threshold]  # a certificate, the threshold asked for, the one that was used
 BETS = (0.05, 0.1, 0.2, 0.4, 0.8)  # of the largest stake; their mean is bet, so that none has to be chosen
 WINDOW = 200  # answers that "now" means in what is told
 
@@ -134,6 +135,8 @@ class Drift:
             return False
         order = list(artifact.grid)
         if used not in order or asked not in order or order.index(used) >= len(artifact.article_skips):
+            return False
+        if used != self.threshold(artifact, asked):  # it was under way when the last alarm was raised
             return False
         if order.index(used) == 0:  # full depth skips nothing, whatever it is given
             return self._rest(artifact)

@@ -9,6 +9,7 @@ leave, and within a step the batch rule says who waits for whom (calm.rules). Fo
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from .accounting import Clock, StepRecord
 from .backend import decoding_identity, make_backend
 from .certified import Certificates
 from .choice import RuleChoice
+from .drift import Drift
 from .endings import end_of, visible_text
 from .heads import NOTHING
 from .intake import Intake, Source
@@ -40,6 +42,8 @@ from .wave import Spoken
 
 if TYPE_CHECKING:
     from calm.models.t5 import EarlyExitT5
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,8 @@ class Engine:
         self._exits, self._new_wave, self.runner_name = backend.exits, backend.wave, backend.name
         self.cross_cache = CrossCache(options.cross_cache_rows, options.cross_cache_bytes)
         identity = decoding_identity(self.model, options)
-        self._certificates = Certificates(self.model.artifacts, identity, options.rule)
+        self.drift = Drift(options.on_drift, options.requests_per_alarm, options.drift_patience)
+        self._certificates = Certificates(self.model.artifacts, identity, options.rule, self.drift)
         self._intake = Intake(self.model)
         self._waiting = Waiting(options.max_waiting)
         self._running: list[Row] = []
@@ -120,16 +125,17 @@ class Engine:
         asked = replace(options or RequestOptions(), **named)
         name = self._name(name)
         limit = self._intake.limit(asked)
-        policy, certified = self._certificates.resolve(asked, limit)
-        self._intake.check(policy, name)
+        resolved = self._certificates.resolve(asked, limit)
+        self._intake.check(resolved.policy, name)
         ids = self._intake.ids(source)
         row = Row(
             id=name,
             number=self._arrivals,
             source=ids,
             options=asked,
-            policy=policy,
-            certified=certified,
+            policy=resolved.policy,
+            certified=resolved.certified,
+            watch=resolved.watch,
             limit=limit,
             next_input=self.model.spec.start_token_id,
             key=source_key(ids),
@@ -388,6 +394,8 @@ class Engine:
     def _end(self, row: Row, status: Status, reason: Reason, error: str = "") -> None:
         """A row is over, wherever it was: its slot is free at once."""
         row.end(status, reason, error)
+        if row.watch is not None and status is Status.finished:
+            self._watch(row)
         if row.slot >= 0:
             self._running.remove(row)
             self._parked = [wave for wave in self._parked if wave.drop(row)]
@@ -396,6 +404,18 @@ class Engine:
             self.slots.give_back(row.slot)
             self.clock("slots")
         self._ended.append(row)
+
+    def _watch(self, row: Row) -> None:
+        """Whether its depth is like that of the articles that its threshold was certified on."""
+        assert row.watch is not None
+        artifact, asked, used = row.watch
+        if self.drift.saw(artifact, asked, used, row.emission):
+            told = self.drift.told(artifact, asked)
+            logger.warning(
+                "drift: answers at the threshold certified by %s are no longer as deep as at calibration (%.3f of the "
+                "layers skipped then); on_drift=%s",
+                told.name, told.calibrated, self.options.on_drift.value,
+            )  # fmt: skip
 
     def _answers(self) -> list[Answer]:
         """Answers of the rows that ended; the others move together, so that a batch is the first slots."""

@@ -12,6 +12,7 @@ from calm.config import (
     BatchRule,
     Consistency,
     Head,
+    OnDrift,
     RunnerName,
     Weights,
     check_range,
@@ -79,6 +80,8 @@ class EngineOptions:
         cross_kv: cross-attention K/V in the dtype of the layers' caches, or int8 (native runner only).
         record_confidences: keep them in the traces.
         poison: fill what is freed with NaN, so that a stale read shows (tests).
+        on_drift, requests_per_alarm, drift_patience: what is done where certified answers are no longer as deep as at
+            calibration, see drift.Drift.
     """
 
     rule: BatchRule = BatchRule.own
@@ -100,15 +103,30 @@ class EngineOptions:
     cross_kv: Weights = Weights.model
     record_confidences: bool = False
     poison: bool = False
+    on_drift: OnDrift = OnDrift.warn
+    requests_per_alarm: float = 100_000.0
+    drift_patience: int = 1_000
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rule", _choice("rule", BatchRule, self.rule))
         object.__setattr__(self, "head", _choice("head", Head, self.head))
         object.__setattr__(self, "runner", _choice("runner", RunnerName, self.runner))
+        object.__setattr__(self, "on_drift", _choice("on_drift", OnDrift, self.on_drift))
         for name in ("weights", "cross_kv"):
             object.__setattr__(self, name, _choice(name, Weights, getattr(self, name)))
         least = {"company": 0, "cross_cache_rows": 0, "head_k": 2}
-        for name in ("max_age", "max_batch", "max_waiting", "prefill_rows", "prefill_calls", "source_multiple", *least):
+        _number("requests_per_alarm", self.requests_per_alarm)
+        check_range("requests_per_alarm", self.requests_per_alarm, 1, INF)
+        for name in (
+            "drift_patience",
+            "max_age",
+            "max_batch",
+            "max_waiting",
+            "prefill_rows",
+            "prefill_calls",
+            "source_multiple",
+            *least,
+        ):
             _whole(name, getattr(self, name))
             check_range(name, getattr(self, name), least.get(name, 1), INF)
         if self.cross_cache_bytes is not None:

@@ -7,6 +7,7 @@ from enum import Enum
 
 from calm.policies import Policy
 
+from .drift import Watch
 from .options import RequestOptions
 
 
@@ -90,6 +91,7 @@ class Row:
         source: token ids, EOS last.
         limit: tokens at most.
         next_input: the token that the next step embeds.
+        watch: what its depth says of drift, see certified.Resolved.
         slot: of its K/V, -1 while waiting.
         exempt: characters at the beginning within which a stop string does not count: they are of ``min_tokens``.
     """
@@ -102,6 +104,7 @@ class Row:
     certified: bool
     limit: int
     next_input: int
+    watch: Watch | None = None
     key: bytes = b""
     slot: int = -1
     status: Status = Status.waiting

@@ -8,8 +8,12 @@ import pytest
 from calm.calibration.artifact import Artifact
 from calm.config import OnDrift
 from serve.drift import Drift, Reference, ShiftDetector
+from serve.engine import Engine
+from serve.requests import Answer
 
+from .models import texts
 from .test_certified import artifact as plain_artifact
+from .test_certified import certified_model
 
 LAYERS = 8
 MEAN, DEVIATION = 0.5, 0.15
@@ -132,3 +136,43 @@ def test_what_is_of_no_certificate_is_not_counted() -> None:
     assert not drift.saw(certificate, certificate.grid[3], certificate.grid[3], [])
     told = drift.told(certificate, certificate.grid[3])
     assert told.now is None and not told.drifted and told.alarms == 0
+
+
+def served_answers(on_drift: OnDrift, reference: float, count: int) -> tuple[Engine, list[Answer]]:
+    """Answers at tolerance 0.1 of an engine whose certificate recorded this share of layers skipped by an answer."""
+    plain = plain_artifact()
+    certificate = replace(plain, article_skips=((0.0, 0.0), (reference / 2, 0.1), (reference, 0.1), (reference, 0.1)))
+    model = replace(certified_model(), artifacts=(certificate,))
+    engine = Engine(model, max_batch=4, on_drift=on_drift, requests_per_alarm=20, drift_patience=10_000)
+    answers = [engine.generate(texts(4), tolerance=0.1) for _ in range(count // 4)]
+    return engine, [each for batch in answers for each in batch]
+
+
+def mean_skip(answers: list[Answer]) -> float:
+    shares = [1 - sum(each.emission_layers) / len(each.emission_layers) / 4 for each in answers]
+    return sum(shares) / len(shares)
+
+
+def test_an_engine_falls_back_to_full_depth_and_stays_certified(caplog: pytest.LogCaptureFixture) -> None:
+    usual = mean_skip(served_answers(OnDrift.warn, 0.5, 4)[1])
+    assert 0.02 < usual < 0.9
+    far = usual - 0.4 if usual > 0.5 else usual + 0.4
+    engine, answers = served_answers(OnDrift.full, far, 200)
+    assert all(answer.certified for answer in answers)
+    assert mean_skip(answers[:4]) == usual and mean_skip(answers[-4:]) == 0.0
+    assert engine.drift.alarms == {"softmax-risk": 1}
+    assert "no longer as deep as at calibration" in caplog.text and "on_drift=full" in caplog.text
+    warned, answers = served_answers(OnDrift.warn, far, 200)
+    assert mean_skip(answers[-4:]) == usual and warned.drift.alarms == {"softmax-risk": 1}
+    quiet, answers = served_answers(OnDrift.full, usual, 200)
+    assert mean_skip(answers[-4:]) == usual and not quiet.drift.alarms
+
+
+def test_only_certified_tolerances_are_watched() -> None:
+    usual = mean_skip(served_answers(OnDrift.warn, 0.5, 4)[1])
+    engine, _ = served_answers(OnDrift.full, usual, 4)
+    for options in ({"threshold": 0.5}, {"tolerance": 0.01}, {"tolerance": 0.1, "max_tokens": 2}, {}):
+        before = engine.drift.told(engine.model.artifacts[0], 0.5).now
+        for _ in range(5):
+            engine.generate(texts(4), **options)
+        assert engine.drift.told(engine.model.artifacts[0], 0.5).now == before and not engine.drift.alarms
