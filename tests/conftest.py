@@ -13,8 +13,11 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 torch.set_num_threads(1)
+settings.register_profile("calm", deadline=None)  # a busy machine is no failure
+settings.load_profile("calm")
 
 RunProgram = Callable[..., subprocess.CompletedProcess[str]]
 
