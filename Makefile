@@ -35,16 +35,13 @@ demo: $(STAMP)
 	$(BIN)/python -m train +experiment=demo resume=auto output=runs/demo/model hydra.run.dir=runs/demo/train
 	$(BIN)/python -m eval.table1 checkpoint=runs/demo/model n=1000 hydra.run.dir=runs/demo
 
-# What the model learns last are targets of its own that are near the references, twice (eval.relabel).
-RELABEL := -m eval.relabel samples=9 margin=0.05 one_per_family=true
+# What the model learns last are targets of its own that are near the references (eval.relabel).
 D := runs/debian
 debian: $(STAMP)
 	$(BIN)/python -m train +experiment=debian_pretext +model=tiny_debian resume=auto output=$D/pretext/model hydra.run.dir=$D/pretext/train
 	$(BIN)/python -m train +experiment=debian_pairs checkpoint=$D/pretext/model resume=auto output=$D/pairs/model hydra.run.dir=$D/pairs/train
-	$(BIN)/python $(RELABEL) checkpoint=$D/pairs/model output=$D/targets1.jsonl hydra.run.dir=$D/relabel1
-	$(BIN)/python -m train +experiment=debian_tiny stage=finetune checkpoint=$D/pairs/model data.targets=$D/targets1.jsonl resume=auto output=$D/first/model hydra.run.dir=$D/first/train
-	$(BIN)/python $(RELABEL) seed=1 checkpoint=$D/first/model output=$D/targets2.jsonl hydra.run.dir=$D/relabel2
-	$(BIN)/python -m train +experiment=debian_tiny finetune.steps=2000 finetune.lr=4e-4 checkpoint=$D/first/model data.targets=$D/targets2.jsonl resume=auto output=$D/model hydra.run.dir=$D/train
+	$(BIN)/python -m eval.relabel checkpoint=$D/pairs/model samples=9 margin=0.05 one_per_family=true output=$D/targets.jsonl hydra.run.dir=$D/relabel
+	$(BIN)/python -m train +experiment=debian_tiny checkpoint=$D/pairs/model data.targets=$D/targets.jsonl resume=auto output=$D/model hydra.run.dir=$D/train
 	$(BIN)/python -m eval.table1 checkpoint=$D/model hydra.run.dir=$D
 
 test: $(STAMP)
