@@ -33,7 +33,7 @@ from .measure import measure, measure_check, setting_of
 from .model import ServedModel, served
 from .options import EngineOptions, RequestOptions
 from .prefill import CrossCache, CrossKV, source_key
-from .requests import Answer, Reason, Row, Status
+from .requests import Answer, Reason, Row, Status, one_line
 from .sampling import choose
 from .scheduler import Waiting
 from .wave import Spoken
@@ -89,7 +89,7 @@ class Engine:
         self._exits, self._new_wave, self.runner_name = backend.exits, backend.wave, backend.name
         self.cross_cache = CrossCache(options.cross_cache_rows, options.cross_cache_bytes)
         identity = decoding_identity(self.model, options)
-        self._certificates = Certificates(self.model.artifacts, identity, options.rule)
+        self.certificates = Certificates(self.model.artifacts, identity, options.rule)
         self._intake = Intake(self.model)
         self._waiting = Waiting(options.max_waiting)
         self._running: list[Row] = []
@@ -120,7 +120,7 @@ class Engine:
         asked = replace(options or RequestOptions(), **named)
         name = self._name(name)
         limit = self._intake.limit(asked)
-        policy, certified = self._certificates.resolve(asked, limit)
+        policy, certified = self.certificates.resolve(asked, limit)
         self._intake.check(policy, name)
         ids = self._intake.ids(source)
         row = Row(
@@ -141,13 +141,15 @@ class Engine:
 
     def abort(self, name: str) -> bool:
         """Cancel a request wherever it is; its answer comes with the next step. False when it is over or unknown."""
-        row = self._rows.get(name)
-        if row is None or row.over:
-            return False
-        if row.status is Status.waiting:
-            self._waiting.remove(row)
-        self._end(row, Status.cancelled, Reason.cancelled)
-        return True
+        return self._give_up(name, Status.cancelled, Reason.cancelled)
+
+    def fail(self, name: str, error: Exception) -> bool:
+        """End a request as failed wherever it is, for what went wrong outside; otherwise as ``abort``."""
+        return self._give_up(name, Status.failed, Reason.failed, one_line(error))
+
+    def row(self, name: str) -> Row | None:
+        """The state of a request whose answer has not been given yet; its owner may read it and go on reading it."""
+        return self._rows.get(name)
 
     @property
     def num_waiting(self) -> int:
@@ -382,8 +384,16 @@ class Engine:
         return said
 
     def _fail(self, row: Row, error: Exception) -> None:
-        line = " ".join(str(error).split()) or type(error).__name__
-        self._end(row, Status.failed, Reason.failed, line)
+        self._end(row, Status.failed, Reason.failed, one_line(error))
+
+    def _give_up(self, name: str, status: Status, reason: Reason, error: str = "") -> bool:
+        row = self._rows.get(name)
+        if row is None or row.over:
+            return False
+        if row.status is Status.waiting:
+            self._waiting.remove(row)
+        self._end(row, status, reason, error)
+        return True
 
     def _end(self, row: Row, status: Status, reason: Reason, error: str = "") -> None:
         """A row is over, wherever it was: its slot is free at once."""
@@ -421,8 +431,7 @@ class Engine:
         try:
             return row.answer(self.model.to_text, layers)
         except Exception as error:
-            line = " ".join(str(error).split()) or type(error).__name__
-            row.end(Status.failed, Reason.failed, row.error or line)
+            row.end(Status.failed, Reason.failed, row.error or one_line(error))
             return row.answer(lambda ids: "", layers)
 
     def _measured(self) -> CostTable:
