@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from calm.child import die_with_parent
 from calm.config import Measure
-from calm.errors import CalmError, CheckpointError
+from calm.errors import CalmError, CheckpointError, ConfigError
 from calm.policies import Full, Policy
 
 from .frames import Channel, wait
@@ -122,8 +122,11 @@ def made(settings: Settings) -> Engine:
     from .engine import Engine
     from .requests import Status
 
+    dtype = getattr(torch, settings.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ConfigError(f"dtype={settings.dtype!r:.40} is none; give float32 or bfloat16")
     torch.set_num_threads(1)
-    engine = Engine(settings.folder, settings.options, device=settings.device, dtype=getattr(torch, settings.dtype))
+    engine = Engine(settings.folder, settings.options, device=settings.device, dtype=dtype)
     model, picked = engine.model, engine.certificates.picked
     longest = [model.spec.eos_token_id] * model.max_source
     policies: list[Policy] = [Full()]
