@@ -122,7 +122,7 @@ class Engine:
         limit = self._intake.limit(asked)
         policy, certified = self._certificates.resolve(asked, limit)
         self._intake.check(policy, name)
-        ids = self._intake.ids(source)
+        ids = self._intake.ids(source, asked.truncate)
         row = Row(
             id=name,
             number=self._arrivals,
