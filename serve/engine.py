@@ -127,7 +127,7 @@ class Engine:
         limit = self._intake.limit(asked)
         resolved = self.certificates.resolve(asked, limit)
         self._intake.check(resolved.policy, name)
-        ids = self._intake.ids(source)
+        ids = self._intake.ids(source, asked.truncate)
         row = Row(
             id=name,
             number=self._arrivals,
