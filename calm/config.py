@@ -762,6 +762,7 @@ def register() -> None:
     """Store the schemas for Hydra, once."""
     from hydra.core.config_store import ConfigStore
 
+    from .load_config import LoadConfig
     from .serve_config import ServeConfig
 
     store = ConfigStore.instance()
@@ -775,5 +776,6 @@ def register() -> None:
     for name in ("throughput", "latency"):
         store.store(name=f"{name}_schema", node=ServingConfig)
     store.store(name="serve_schema", node=ServeConfig)
+    store.store(name="serving_schema", node=LoadConfig)
     store.store(group="model", name="_schema", node=ModelConfig)
     store.store(group="data", name="_schema", node=DataConfig)
