@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from .config import (
     INF,
@@ -10,6 +11,7 @@ from .config import (
     Consistency,
     Device,
     Head,
+    OnDrift,
     RunnerName,
     Weights,
     check_range,
@@ -75,6 +77,10 @@ class ServeConfig:
 
     log_prompts: bool = False
 
+    # where certified answers are no longer as deep as at calibration
+    on_drift: OnDrift = OnDrift.warn
+    requests_per_alarm: float = 100_000.0  # answers of unchanged traffic that a false alarm takes, at least, on average
+
     def __post_init__(self) -> None:
         if self.name is not None and not NAME.fullmatch(self.name):
             raise ConfigError("name: letters, digits, '.', '_' and '-', at most 64, the first a letter or digit")
@@ -86,6 +92,7 @@ class ServeConfig:
         check_range("port", self.port, 0, 65535)
         for name in ("max_batch", "max_waiting", "max_body_bytes", "max_prompt_bytes"):
             check_range(name, getattr(self, name), 1, INF)
+        check_range("requests_per_alarm", self.requests_per_alarm, 1, INF)
         check_range("head_k", self.head_k, 2, INF)
         check_range("restarts", self.restarts, 0, INF)
         if self.default_tolerance is not None:
@@ -94,3 +101,13 @@ class ServeConfig:
             check_range(name, getattr(self, name), 0, INF, open_low=True, open_high=True)
         check_range("drain_s", self.drain_s, 0, INF, open_high=True)
         check_range("keep_alive_s", self.keep_alive_s, KEEP_ALIVE_S, INF, open_low=True)
+
+
+def served_name(config: ServeConfig) -> str:
+    """What clients call the model: as asked, else its folder's name, or that of the folder around a plain ``model``."""
+    if config.name is not None:
+        return config.name
+    folder = Path(config.checkpoint or "").resolve()
+    name = folder.parent.name if folder.name == "model" else folder.name
+    cleaned = re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:64]
+    return cleaned or "model"

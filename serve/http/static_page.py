@@ -8,7 +8,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 FOLDER = Path(__file__).parent / "page"
-FILES = {"/": ("index.html", "text/html; charset=utf-8")}  # path -> file and type
+TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+PARTS = ("page.css", "icon.svg", *(f"{name}.js" for name in (
+    "answer", "api", "app", "depth", "examples", "histogram", "pane", "shade", "stream",
+)))  # fmt: skip
+FILES = {  # path -> file and type
+    "/": ("index.html", "text/html; charset=utf-8"),
+    **{f"/page/{name}": (name, TYPES[Path(name).suffix]) for name in PARTS},
+}
 HEADERS = {
     "cache-control": "no-cache",
     "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",

@@ -177,7 +177,12 @@ class FakeEngine:
     # requests
 
     def submit(
-        self, source: Source, options: RequestOptions, *, deadline: float = 0.0, id: str | None = None
+        self,
+        source: Source,
+        options: RequestOptions,
+        *,
+        deadline: float = 0.0,
+        id: str | None = None,  # noqa: A002
     ) -> FakeStream:
         if self.state == "draining":
             raise Draining("it is about to stop")

@@ -114,7 +114,9 @@ MALFORMED = {
     "a NUL in a value": b"GET /version HTTP/1.1\r\nhost: localhost\r\nx: a\x00b\r\n\r\n",
     "no host": b"GET /version HTTP/1.1\r\n\r\n",
     "two hosts": b"GET /version HTTP/1.1\r\nhost: localhost\r\nhost: evil\r\n\r\n",
-    "two lengths": b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab",
+    "two lengths": (
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab"
+    ),
     "a length below zero": b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n",
     "a length that is no number": b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0x5\r\n\r\n",
     "length and chunks": (
