@@ -50,10 +50,10 @@ async def open_loop(
     """
     zero = now()
     sent: list[asyncio.Future[Result]] = []
-    for number, at in enumerate(due):
-        await sleep(max(0.0, zero + at - now()))  # also when late: those already under way get their turn
-        sent.append(asyncio.ensure_future(send(number, at, zero)))
     try:
+        for number, at in enumerate(due):
+            await sleep(max(0.0, zero + at - now()))  # also when late: those already under way get their turn
+            sent.append(asyncio.ensure_future(send(number, at, zero)))
         results = await asyncio.gather(*sent)
     except BaseException:
         for each in sent:

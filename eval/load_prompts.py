@@ -63,7 +63,8 @@ def read_prompts(config: LoadConfig) -> Prompts:
 def _model(config: LoadConfig) -> "EarlyExitT5 | None":
     """The folder, where its corpus or its tokenizer is needed."""
     chosen = (config.random_tokens, config.prompts, config.data) != (None, None, None)
-    if chosen and config.checkpoint is None and not config.as_ids:
+    encodes = config.as_ids and config.random_tokens is None
+    if chosen and config.checkpoint is None and not encodes:
         return None
     from calm.models.folder import load
 

@@ -57,7 +57,7 @@ def run(config: LoadConfig, run_dir: Path) -> int:
     from .load_prompts import read_prompts
     from .load_samples import write_samples
 
-    check_files(config.n)
+    check_files(max(config.n, config.warmups))
     stamp = Stamp("eval.serving", config)
     prompts = read_prompts(config)
     model, found = asyncio.run(measured(config, prompts, run_dir))

@@ -134,3 +134,27 @@ def test_a_failure_of_the_client_itself_ends_the_run_and_leaves_nothing_behind()
         return ended
 
     assert asyncio.run(main()) == ["cancelled 0", "cancelled 2"]
+
+
+def test_an_interrupted_schedule_gives_up_what_is_under_way() -> None:
+    async def main() -> list[int]:
+        ended: list[int] = []
+
+        async def send(number: int, at: float, zero: float) -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                ended.append(number)
+                raise
+
+        async def sleep(seconds: float) -> None:
+            await asyncio.sleep(0)
+            if seconds > 100:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            await open_loop([0.0, 0.0, 1000.0], send, sleep=sleep)
+        await asyncio.sleep(0)
+        return ended
+
+    assert asyncio.run(main()) == [0, 1]

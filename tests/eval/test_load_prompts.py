@@ -61,6 +61,7 @@ def test_random_ids_are_seeded_and_end_as_asked() -> None:
     assert len(found) == 20 and all(len(ids) == 6 and ids[-1] == 1 for ids in found)
     drawn = {token for ids in found for token in ids[:-1]}
     assert min(drawn) >= 3 and max(drawn) < 50 and len(drawn) > 30  # type: ignore[operator]
+    assert read_prompts(LoadConfig(random_tokens=6, vocab_size=50, n=20, as_ids=True)).prompts == found  # they are ids
     endless = read_prompts(LoadConfig(random_tokens=6, vocab_size=50, n=20, eos_id=None)).prompts
     assert [ids[:-1] for ids in endless] == [ids[:-1] for ids in found] != [ids[-1] for ids in endless]
 

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from calm.cli import settings
+from calm.errors import ConfigError
 from calm.load_config import LoadConfig
 from eval import serving
 from eval.load_cells import Cell, Ledger, Measured, cells, uncollected
@@ -255,6 +256,20 @@ def test_the_table_shows_what_there_is() -> None:
     head, line, note = serving.as_text([record]).splitlines()
     assert "goodput" not in head and "tpot" not in head  # no limits, and no answer of two tokens
     assert line.split()[:5] == ["inf", "plain", "1", "0", "0"] and "due" in note
+
+
+def test_a_missing_library_is_told_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="needs h11.*the extra 'serve' brings it"):
+        serving.run(LoadConfig(random_tokens=3), tmp_path)
+
+
+def test_too_many_requests_for_this_process_are_told_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda which: (64, 64))
+    with pytest.raises(ConfigError, match="n=200 requests may be in flight"):
+        serving.run(LoadConfig(prompts="nothing.txt"), tmp_path)
 
 
 def test_nothing_is_collected_while_times_are_taken() -> None:
