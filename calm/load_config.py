@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from .config import INF, DataConfig, check_range
 from .errors import ConfigError
 
-WAYS = "plain, full, static=LAYERS, tolerance=X, threshold=X"
+WAYS = "plain, full, static=LAYER, tolerance=X, threshold=X"
 PLAIN = "plain"
 SLOS = ("ttft", "tpot", "e2el")
 OWN_FIELDS = ("model", "prompt", "stream", "stream_options", "early_exit", "max_tokens", "temperature", "ignore_eos")
@@ -61,7 +61,7 @@ def early_exit(way: str) -> dict[str, Any] | None:
     try:
         if name == "static" and equals:
             check_range(f"ways: {way}", int(value), 1, INF)
-            return {"policy": "static", "depth": int(value)}
+            return {"policy": "static", "layer": int(value)}
         if name in ("tolerance", "threshold") and equals:
             check_range(f"ways: {way}", float(value), 0, 1)
             return {name: float(value)}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -130,10 +131,10 @@ class Server:
 
 
 @asynccontextmanager
-async def served(script: Script, **options: Any) -> AsyncIterator[Server]:
+async def served(script: Script, tls: ssl.SSLContext | None = None, **options: Any) -> AsyncIterator[Server]:
     """A server in the running loop."""
     server = Server(script, **options)
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, backlog=2048, limit=1 << 20)
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, backlog=2048, limit=1 << 20, ssl=tls)
     server.port = listening.sockets[0].getsockname()[1]
     try:
         yield server

@@ -3,7 +3,11 @@
 import asyncio
 import json
 import resource
+import shutil
+import ssl
+import subprocess
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import h11
@@ -337,6 +341,33 @@ def test_a_request_that_was_half_answered_is_never_sent_again() -> None:
     sample = run(script, work)
     assert (sample.error, sample.retries, len(sample.chunks)) == (ErrorKind.disconnected, 0, 1)
     assert sample.lost and sample.tokens == 0
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_a_server_behind_tls_must_be_who_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "certificate.pem")
+    wanted = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=127.0.0.1".split()
+    named = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]
+    subprocess.run(["openssl", *wanted, *named], check=True, capture_output=True)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+
+    async def main() -> list[Sample]:
+        async with served(words, tls) as server:
+            url = server.url.replace("http://", "https://")
+            stranger = Client(url)
+            monkeypatch.setenv("SSL_CERT_FILE", certificate)
+            friend = Client(url)
+            found = [await stranger.complete(BODY), await friend.complete(BODY), await friend.complete(BODY)]
+            assert friend.pool.opened == 1
+            for client in (stranger, friend):
+                client.close()
+            await asyncio.sleep(0.1)
+            return found
+
+    refused, first, second = asyncio.run(main())
+    assert refused.error is ErrorKind.disconnected and "CERTIFICATE_VERIFY_FAILED" in refused.detail
+    assert (first.error, first.tokens, second.error, second.retries) == (None, 3, None, 0)
 
 
 # failures

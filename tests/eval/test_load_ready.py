@@ -267,7 +267,7 @@ def test_what_is_no_url_is_told(url: str) -> None:
     [
         ("plain", None),
         ("full", {"policy": "full"}),
-        ("static=4", {"policy": "static", "depth": 4}),
+        ("static=4", {"policy": "static", "layer": 4}),
         ("tolerance=0.05", {"tolerance": 0.05}),
         ("threshold=0.8", {"threshold": 0.8}),
     ],
@@ -279,7 +279,7 @@ def test_ways_become_the_servers_field(way: str, field: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"ways": ["fast"]}, "'fast' is none; choose from plain, full, static=LAYERS"),
+        ({"ways": ["fast"]}, "'fast' is none; choose from plain, full, static=LAYER"),
         ({"ways": ["full=1"]}, "'full=1' is none"),
         ({"ways": ["static"]}, "'static' is none"),
         ({"ways": ["static=x"]}, "'static=x' needs a number"),

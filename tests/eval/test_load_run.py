@@ -323,7 +323,7 @@ def test_interrupting_a_run_leaves_whole_cells_and_no_sockets(tmp_path: Path) ->
     ("argv", "said"),
     [
         (["url=localhost:8000"], "write it like http://127.0.0.1:8000"),
-        (["ways=[fast]"], "'fast' is none; choose from plain, full, static=LAYERS"),
+        (["ways=[fast]"], "'fast' is none; choose from plain, full, static=LAYER"),
         (
             ["url=http://127.0.0.1:1", "random_tokens=4", "ready_timeout=0.1"],
             "no server is ready at url=http://127.0.0.1:1",
