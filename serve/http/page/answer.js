@@ -49,7 +49,7 @@ export class Answer {
   end(finished) {
     if (this.silent.length) this.#append("", this.silent, finished ? "end" : "no text");
     this.silent = [];
-    this.readout.textContent = this.list.childElementCount ? HINT : "";
+    if (!this.readout.textContent && this.list.childElementCount) this.readout.textContent = HINT;
   }
 
   #append(text, layers, mark = "") {

@@ -3,6 +3,7 @@
 import { events } from "./stream.js";
 
 const LONGEST = 400; // characters of a message that are shown
+const LOADS_S = 2; // seconds after which a server that loads its model is asked again
 
 /** What went wrong, as one line for the reader. */
 export class Problem extends Error {
@@ -31,9 +32,10 @@ const lost = () => new Problem("the connection was lost before the answer was fi
 export async function models(key) {
   const response = await call("./v1/models", key, {});
   const { data } = await response.json().catch(() => ({}));
-  if (!Array.isArray(data) || !data.length || !data.every((each) => each.early_exit)) {
+  if (!Array.isArray(data) || !data.length || !data.every((each) => each.early_exit !== undefined)) {
     throw new Problem("the server names no early-exit model; is another program listening there?");
   }
+  if (data.some((each) => each.early_exit === null)) throw new Problem("the server loads its model", 0, LOADS_S);
   return data;
 }
 

@@ -19,7 +19,7 @@ export class Depth {
     this.choice.addEventListener("change", (event) => this.#switch(event.target.value));
   }
 
-  /** Offer what a model is certified for; its most careful tolerance is chosen. */
+  /** Offer what a model is certified for; the server's default is chosen, else the most careful tolerance. */
   show(earlyExit) {
     this.numLayers = earlyExit.num_layers;
     this.tolerances = new Map();
@@ -28,9 +28,12 @@ export class Depth {
       if (values.length) this.tolerances.set(name, values);
     }
     this.choice.hidden = this.tolerances.size < 2;
-    this.consistency = this.tolerances.keys().next().value ?? "risk";
+    const preferred = earlyExit.default_consistency;
+    const first = this.tolerances.keys().next().value ?? "risk";
+    this.consistency = this.tolerances.has(preferred) ? preferred : first;
     for (const radio of this.choice.querySelectorAll("input")) radio.checked = radio.value === this.consistency;
-    this.#fill(this.values[0] ?? null);
+    const byDefault = this.consistency === preferred ? earlyExit.default_tolerance : null;
+    this.#fill(this.values.includes(byDefault) ? byDefault : (this.values[0] ?? null));
   }
 
   get values() {

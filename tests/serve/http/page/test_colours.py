@@ -7,7 +7,6 @@ from .scripted_server import NUM_LAYERS, ScriptedServer, model, spoken
 
 pytestmark = pytest.mark.slow
 
-
 CONTRAST = 4.5  # WCAG 2 AA, of text
 # Colours as they are painted, sRGB 0..255: a canvas tells what any notation of CSS means.
 PAINTED = """
@@ -26,18 +25,21 @@ const behind = (element) => {
   return [255, 255, 255];
 };
 """
+Matrix = list[list[float]]
+ALL_CONES: Matrix = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
 # What the eye without one kind of cone makes of linear sRGB: Machado, Oliveira and Fernandes 2009, severity 1.
-DICHROMATS = {
+DICHROMATS: dict[str, Matrix] = {
     "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
     "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
     "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
 }
 
 
-def luminance(color: list[float]) -> float:
-    """Relative luminance of WCAG 2."""
+def luminance(color: list[float], eye: Matrix = ALL_CONES) -> float:
+    """Relative luminance of WCAG 2, of what an eye sees of a colour."""
     linear = [(c / 255 / 12.92) if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in color]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    red, green, blue = (sum(m * c for m, c in zip(row, linear, strict=True)) for row in eye)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def contrast(one: list[float], other: list[float]) -> float:
@@ -49,18 +51,11 @@ def every_layer(layers: int = NUM_LAYERS) -> list[tuple[str, int]]:
     return [(f" {layer}", layer) for layer in range(1, layers + 1)]
 
 
-def seen(color: list[float], matrix: list[list[float]]) -> float:
-    """Relative luminance of what such an eye sees."""
-    linear = [(c / 255 / 12.92) if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in color]
-    red, green, blue = (sum(m * c for m, c in zip(row, linear, strict=True)) for row in matrix)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_text_is_readable(scheme: str, server: ScriptedServer, open_page: OpenPage) -> None:
     server.models = [model(), model("other")]
     server.answer = lambda request: (
-        spoken(every_layer()) if "policy" in request["early_exit"] else [*spoken(every_layer(), certified=False)[:-1]]
+        spoken(every_layer()) if "policy" in request["early_exit"] else spoken(every_layer(), certified=False)[:-1]
     )
     page = open_page(color_scheme=scheme, reduced_motion="reduce")
     page.get_by_label("Side by side").check()
@@ -73,7 +68,7 @@ def test_all_text_is_readable(scheme: str, server: ScriptedServer, open_page: Op
         + """
         const own = (each) => [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
         const shown = [...document.querySelectorAll('body *')].filter(
-          (each) => own(each) && each.checkVisibility() && !each.closest('.unseen, noscript, option:not(.token)'));
+          (each) => own(each) && each.checkVisibility() && !each.closest('.unseen, noscript, option'));
         return shown.map((each) => [
           each.className + ' ' + each.textContent.slice(0, 30), painted(getComputedStyle(each).color), behind(each)]);
         }"""
@@ -97,9 +92,8 @@ def test_deeper_layers_stand_out_more_from_the_page_for_every_eye(
     send(page)
     finished(page)
     shades = page.evaluate("() => {" + PAINTED + "return [...document.querySelectorAll('.token')].map(behind); }")
-    identity = [[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0]]
-    for name, matrix in {"all cones": identity, **DICHROMATS}.items():
-        steps = [deeper * seen(shade, matrix) for shade in shades]
+    for name, eye in {"all cones": ALL_CONES, **DICHROMATS}.items():
+        steps = [deeper * luminance(shade, eye) for shade in shades]
         assert len(steps) == 12 and steps == sorted(set(steps)), name
         low, high = sorted((abs(steps[0]), abs(steps[-1])))
         assert (high + 0.05) / (low + 0.05) > 2, name

@@ -75,6 +75,19 @@ def test_a_model_with_one_consistency_or_without_a_certificate(
     assert server.requests[0]["early_exit"] == asked
 
 
+@pytest.mark.parametrize(
+    ("consistency", "tolerance", "label"),
+    [("textual", 0.2, "0.2"), ("textual", None, "0.05"), ("risk", 0.1, "0.1"), ("risk", 0.07, "0.02")],
+)
+def test_the_server_s_default_is_chosen_at_first(
+    consistency: str, tolerance: float | None, label: str, server: ScriptedServer, open_page: OpenPage
+) -> None:
+    server.models = [model(default_consistency=consistency, default_tolerance=tolerance)]
+    page = open_page()
+    expect(page.get_by_label(consistency)).to_be_checked()
+    expect(page.locator("#stops .chosen")).to_have_text(label)
+
+
 def test_one_of_several_models(server: ScriptedServer, open_page: OpenPage) -> None:
     deep = model("deep", num_layers=24, exit_layers=[4, 8, 12, 20], tolerances={"risk": [0.3]}, measure="state")
     server.models = [model(), deep]

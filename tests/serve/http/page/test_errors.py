@@ -123,8 +123,14 @@ def test_a_key_is_asked_for_and_kept_in_memory_only(server: ScriptedServer, open
 
 
 def test_a_server_that_starts_is_asked_again(server: ScriptedServer, open_page: OpenPage) -> None:
-    server.models = Refusal(503, "the engine loads its model", {"retry-after": "1"})
+    server.models = [model() | {"ready": False, "early_exit": None}]
     page = open_page(ready=False)
+    expect(page.get_by_role("alert")).to_have_text("the server loads its model (retry after 2 s)")
+    server.models = [model()]
+    expect(page.locator("#about")).to_contain_text("tiny")
+    expect(page.get_by_role("alert")).to_be_empty()
+    server.models = Refusal(503, "the engine loads its model", {"retry-after": "1"})
+    page.reload()
     expect(page.get_by_role("alert")).to_have_text("the engine loads its model (retry after 1 s)")
     server.models = [model()]
     expect(page.locator("#about")).to_contain_text("tiny")
