@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 def test_events_are_read_wherever_the_bytes_are_cut(open_page: OpenPage) -> None:
     page = open_page()
     lines = '\ufeff: a comment\r\ndata: {"a": "é 🙂"}\r\n\r\nid: 1\ndata:x\ndata: y\ndata\n\n'
-    stream = lines + "data: r\r\revent: z\n\ndata: cut off"
+    stream = lines + "data: p\r\ndata: q\r\n\r\ndata: r\r\revent: z\n\ndata: cut off"
     found = page.evaluate(
         """async (text) => {
           const { events } = await import('./page/stream.js');
@@ -27,7 +27,7 @@ def test_events_are_read_wherever_the_bytes_are_cut(open_page: OpenPage) -> None
         }""",
         stream,
     )
-    assert found == ['["{\\"a\\": \\"é 🙂\\"}","x\\ny\\n","r"]']
+    assert found == ['["{\\"a\\": \\"é 🙂\\"}","x\\ny\\n","p\\nq","r"]']
 
 
 def test_a_reader_that_leaves_early_cancels_the_stream(open_page: OpenPage) -> None:
