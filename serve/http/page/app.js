@@ -119,7 +119,7 @@ function busy(controller) {
 /** Show what went wrong, and how to go on. */
 function refuse(error, again) {
   if (!(error instanceof Problem)) throw error;
-  tell(error.message);
+  tell(error.message, error.status === 401 ? $("key-form") : $("ask"));
   if (error.status === 401) {
     afterKey = again;
     $("key-form").hidden = false;
@@ -130,7 +130,11 @@ function refuse(error, again) {
   }
 }
 
-const tell = (line) => ($("problem").textContent = line);
+/** One line below the form that it is about. */
+function tell(line, form = $("ask")) {
+  form.after($("problem"));
+  $("problem").textContent = line;
+}
 
 function say(line) {
   const said = document.createElement("p");
@@ -152,7 +156,7 @@ $("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   const given = $("key").value.trim();
   if (!KEY.test(given)) {
-    tell("an API key is made of visible ASCII characters; check what was pasted");
+    tell("an API key is made of visible ASCII characters; check what was pasted", $("key-form"));
     return;
   }
   key = given;

@@ -126,6 +126,7 @@ def test_a_phone_of_360_pixels_never_scrolls_sideways(server: ScriptedServer, op
         assert sizes == [360, 360, 1], when
 
     expect(page.get_by_label("API key")).to_be_focused()
+    expect(page.get_by_role("alert")).to_be_in_viewport()
     fits("asking for the key")
     page.get_by_label("API key").fill("k")
     page.keyboard.press("Enter")
