@@ -24,7 +24,18 @@ from .run_dir import RUN_DIR_ENV, forget_run_dir, is_first_process, run_dir
 
 T = TypeVar("T")
 Run = Callable[[T, Path], int | None]
-_PATHS = ("path", "cache_dir", "pretrained", "checkpoint", "resume", "output")
+_PATHS = (
+    "path",
+    "cache_dir",
+    "pretrained",
+    "checkpoint",
+    "resume",
+    "output",
+    "targets",
+    "from_log",
+    "api_key_file",
+    "prompts",
+)
 _OVERRIDES = "overrides.json"
 _CONFIG_DIR = ("--config-dir", "-cd")
 _job: list[str] = []

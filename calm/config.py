@@ -762,6 +762,9 @@ def register() -> None:
     """Store the schemas for Hydra, once."""
     from hydra.core.config_store import ConfigStore
 
+    from .load_config import LoadConfig
+    from .serve_config import ServeConfig
+
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
     store.store(name="calibrate_schema", node=CalibrateConfig)
@@ -772,5 +775,7 @@ def register() -> None:
     store.store(name="peers_schema", node=PeersConfig)
     for name in ("throughput", "latency"):
         store.store(name=f"{name}_schema", node=ServingConfig)
+    store.store(name="serve_schema", node=ServeConfig)
+    store.store(name="serving_schema", node=LoadConfig)
     store.store(group="model", name="_schema", node=ModelConfig)
     store.store(group="data", name="_schema", node=DataConfig)

@@ -94,6 +94,8 @@ def _readable(override: Override, schema: type, sweep: bool) -> Override:
     kind = leaf_type(schema, key)
     if _below_dict(schema, key) and not override.prefix:
         override = Override("++", key, value)  # a dict takes keys that it did not have
+    if get_origin(kind) is list and get_args(kind) == (str,):
+        return _readable_list(override)
     if kind is not str or not value or value.lower() == "null":
         return override
     if sweep and "," in value:
@@ -103,6 +105,16 @@ def _readable(override: Override, schema: type, sweep: bool) -> Override:
     if _reads_as_meant(override):
         return override
     return Override(override.prefix, key, quoted(value))
+
+
+def _readable_list(override: Override) -> Override:
+    """A list of texts; those that Hydra refuses, such as ``[full,static=4]``, with each text quoted."""
+    value = override.value or ""
+    plain = value.startswith("[") and value.endswith("]") and not set(value[1:-1]) & set("[]{}'\"\\")
+    if not plain or _hydra_value(override) is not None:
+        return override
+    texts = [text.strip() for text in value[1:-1].split(",")]
+    return Override(override.prefix, override.key, f"[{','.join(quoted(text) for text in texts)}]")
 
 
 def _reads_as_meant(override: Override) -> bool:

@@ -4,8 +4,6 @@ On a CPU one process per core with one thread each decodes more than twice as fa
 """
 
 import multiprocessing
-import os
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
@@ -14,8 +12,9 @@ from typing import Any
 
 import torch
 
+from .child import starting
 from .decode_spec import Decode, DecodeSpec, Failure, OnRows, SpreadDecoder, cut, out_of_memory
-from .environment import ONE_OF_SEVERAL, usable_cores
+from .environment import usable_cores
 from .errors import CalmError
 from .policies import Full, Policy
 from .records import DecodeTrace, Example
@@ -120,7 +119,7 @@ class ParallelDecoder(SpreadDecoder):
         while len(self._workers) < count:
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, self.spec), daemon=True, name="calm-decode")
-            with _starting():
+            with starting():
                 process.start()
             theirs.close()
             self._workers[ours] = process
@@ -171,26 +170,6 @@ def _work(pipe: Connection, spec: DecodeSpec) -> None:
             pipe.send(answer)
         except OSError:
             return
-
-
-@contextmanager
-def _starting() -> Iterator[None]:
-    """A child started here has one thread, and leaves Ctrl-C to its parent from its first moment on.
-
-    It inherits the blocked signal. Here a Ctrl-C of this moment comes through as soon as the child is there.
-    """
-    before = {name: os.environ.get(name) for name in ONE_OF_SEVERAL}
-    os.environ.update(ONE_OF_SEVERAL)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 @contextmanager

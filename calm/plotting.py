@@ -166,3 +166,89 @@ def _row_of_axes(count: int, title: str) -> Any:
     if title:
         figure.suptitle(fill(title, int(CHARACTERS_PER_INCH * width)), fontsize="medium")
     return figure.subplots(1, count, squeeze=False)[0]
+
+
+# a way of decoding under load: colours by its kind, in the order in which ways of that kind come, and a marker
+WAYS = {
+    "plain": (("#444444",), "D"),
+    "full": ((COLORS["full"],), "o"),
+    "static": (("#7f7f7f", "#bbbbbb", "#a6761d"), "s"),
+    "tolerance": (("#0072b2", "#56b4e9", "#009e73"), "^"),
+    "threshold": (("#d55e00", "#e69f00", "#cc79a7"), "v"),
+}
+
+
+def plot_load(df: pd.DataFrame, title: str = "", axes: Any = None) -> Any:
+    """Values against the rate of requests: one panel each, one line a way.
+
+    Latencies are on a logarithmic scale, and their high percentile is dashed. What came all at once stands right of the
+    rates, unconnected.
+
+    Args:
+        df: columns panel, label (of its vertical axis, with the unit), way (full, static=4, ...), rate (a second;
+            infinite: all at once), value, high (null: none), marked (drawn hollow), in the order of drawing.
+    """
+    panels, rates = list(dict.fromkeys(df["panel"])), sorted(set(df["rate"]))
+    axes = _row_of_axes(len(panels), title) if axes is None else axes
+    finite = [rate for rate in rates if rate != float("inf")]
+    at_once = 2 * finite[-1] if finite else 1.0
+    for ax, panel in zip(axes, panels, strict=True):
+        part = df[df["panel"] == panel]
+        for way in dict.fromkeys(df["way"]):
+            _plot_way(part[part["way"] == way].sort_values("rate"), ax, at_once, *_way_style(way, df["way"]))
+        ax.set_title(panel, fontsize="medium")
+        ax.set_ylabel(part["label"].iloc[0])
+        ax.set_xscale("log", base=2)
+        ax.set_xticks([*finite, *([at_once] if len(finite) < len(rates) else [])], [
+            *(f"{rate:g}" for rate in finite), *(["all\nat once"] if len(finite) < len(rates) else [])
+        ], minor=False)  # fmt: skip
+        ax.set_xlabel("requests a second")
+        if part["high"].notna().any() and (part["value"] > 0).all():
+            _plain_log(ax)
+        else:
+            ax.set_ylim(bottom=0)
+        ax.grid(alpha=0.3)
+    _load_legend(df, axes[-1])
+    return axes
+
+
+def _plain_log(ax: Any) -> None:
+    """A logarithmic vertical scale whose numbers are written out."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _plot_way(points: pd.DataFrame, ax: Any, at_once: float, color: str, marker: str) -> None:
+    steady = points[points["rate"] != float("inf")]
+    ax.plot(steady["rate"], steady["value"], color=color, linewidth=1.4)
+    ax.plot(steady["rate"], steady["high"].astype(float), color=color, linewidth=1.0, linestyle="--")
+    for point in points.to_dict("records"):
+        x = at_once if point["rate"] == float("inf") else point["rate"]
+        face = "white" if point["marked"] else color
+        ax.plot([x], [point["value"]], marker, color=color, markerfacecolor=face, markersize=5)
+        if not pd.isna(point["high"]):
+            ax.plot([x], [point["high"]], marker, color=color, markerfacecolor=face, markersize=3)
+
+
+def _way_style(way: str, ways: pd.Series) -> tuple[str, str]:
+    kind = way.partition("=")[0]
+    colors, marker = WAYS[kind]
+    alike = [each for each in dict.fromkeys(ways) if each.partition("=")[0] == kind]
+    return colors[alike.index(way) % len(colors)], marker
+
+
+def _load_legend(df: pd.DataFrame, ax: Any) -> None:
+    from matplotlib.lines import Line2D
+
+    handles: list[Any] = []
+    for way in dict.fromkeys(df["way"]):
+        color, marker = _way_style(way, df["way"])
+        handles.append(Line2D([], [], color=color, marker=marker, markersize=5, label=way))
+    if df["marked"].any():
+        hollow = "some failed, or\nthe client was late"
+        handles.append(Line2D([], [], color="#444444", marker="o", markerfacecolor="white", linestyle="", label=hollow))
+    ax.legend(handles=handles, frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))

@@ -1,202 +1,189 @@
-"""The cells of the serving run: every way of decoding a batch, timed in turn on the same engine and machine."""
+"""Load a server with completions at fixed rates and see what its users see: any server with ``/v1/completions``.
 
-import statistics
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+    python -m serve checkpoint=runs/demo/model                       # or any other server, in another terminal
+    python -m eval.serving rates=[1,2,4,8,inf] ways=[full,static=4,tolerance=0.05] goodput.ttft=200
+    python -m eval.serving url=http://gpu:8000 prompts=texts.txt max_tokens=64
 
-from calm.config import BatchRule, Head, Measure, ServingConfig
-from calm.errors import CalmError
+The load is open: a request is sent when it is due, whether or not earlier ones have ended. Latencies are told from when
+a request was due and from when it was sent (eval/load_metrics.py defines all of them, as ``vllm bench serve`` does),
+how late the client itself was stands beside, and failures are counted by kind, never mixed in. Writes summary.json,
+samples.parquet and a figure. A rate and way that is in the run folder already is not measured again: give the same
+``hydra.run.dir=`` to go on. Exit status 5: requests were lost without an answer, or a cell has no completed one.
+"""
 
-from .clocks import Clocked, Contender, Load, Noise, Paired, ProcLoad, ReadLoad, foreign_share, paired
-from .common import say
-from .sessions import FULL, Session, neighbours, session_of
-from .workload import Entry, Workload
+import asyncio
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from calm.cli import program
+from calm.errors import ConfigError
+from calm.load_config import LoadConfig, told_rate
+
+from .common import Stamp, finish, say
 
 if TYPE_CHECKING:
-    from calm.cost import CostTable
-    from serve.engine import Engine
-    from serve.requests import Answer
+    from .load_cells import Cell, Ledger, Measured
+    from .load_client import Client
+    from .load_prompts import Prompts
 
-SIMULATED = (BatchRule.own, BatchRule.compact, BatchRule.sync, BatchRule.lockstep)
-
-
-@dataclass
-class Runs:
-    """An entry on its engine; remembers what its calls brought."""
-
-    entry: Entry
-    engine: "Engine"
-    workload: Workload
-    sources: list[list[int]]
-    many: int
-    answers: "list[Answer]" = field(default_factory=list)
-    served: "list[Answer]" = field(default_factory=list)
-    sessions: list[Session] = field(default_factory=list)
-
-    def __call__(self, tokens: int) -> None:
-        """One batch, each answer of exactly so many tokens."""
-        names = [f"r{i}" for i in range(len(self.sources))]
-        policy = self.workload.policy(self.entry, names)
-        found = self.engine.generate(self.sources, names=names, policy=policy, max_tokens=tokens, ignore_eos=True)
-        if tokens == self.many:
-            self.answers = found
-            self.sessions.append(session_of(found))
-
-    def serve(self) -> Session:
-        """All articles, each to its EOS, as many at once as the batch has rows."""
-        articles = self.workload.articles
-        policy = self.workload.policy(self.entry, [])
-        self.served = self.engine.generate([self.workload.model.to_ids(a.source) for a in articles], policy=policy)
-        return session_of(self.served)
-
-    def rouge_l(self) -> dict[str, float]:
-        """Mean ROUGE-L to the references of the articles that were served, and its 95 % interval."""
-        from calm.metrics import bootstrap_ci, rouge_l_many
-
-        articles = self.workload.articles
-        scores = rouge_l_many([answer.text for answer in self.served], [article.target for article in articles])
-        low, high = bootstrap_ci(scores, self.workload.config.seed)
-        return {"rouge_l": float(scores.mean()), "rouge_l_low": low, "rouge_l_high": high}
-
-    def depth(self, clock: Clocked) -> float:
-        """Mean crossing layer of the tokens that a clock sees of the last whole call."""
-        first = self.workload.few if clock is Clocked.decode else 0
-        layers = [layer for answer in self.answers for layer in answer.crossing_layers[first:]]
-        return sum(layers) / len(layers)
-
-    def skipped(self) -> dict[str, float]:
-        """Shares of layers, and how deep tokens went: of the articles where there are any, else of the last batch."""
-        num_layers = self.workload.num_layers
-
-        def mean(name: str) -> float:
-            layers: list[int] = [layer for answer in self.served or self.answers for layer in getattr(answer, name)]
-            return sum(layers) / len(layers)
-
-        crossing, emission, executed = (mean(f"{name}_layers") for name in ("crossing", "emission", "executed"))
-        return {
-            "mean_crossing": crossing,
-            "mean_emission": emission,
-            "mean_executed": executed,
-            "layers_skipped": 1.0 - emission / num_layers,
-            "layers_not_run": 1.0 - executed / num_layers,
-        }
+UNFINISHED = 5  # exit status
+SHOWN = {
+    "rate": "rate",
+    "way": "way",
+    "completed": "done",
+    "failed": "failed",
+    "lost": "lost",
+    "request_throughput": "req/s",
+    "output_throughput": "tok/s",
+    "from_scheduled.median_ttft_ms": "ttft",
+    "from_scheduled.p99_ttft_ms": "p99",
+    "median_tpot_ms": "tpot",
+    "from_scheduled.median_e2el_ms": "e2el",
+    "from_scheduled.p99_e2el_ms": "p99",
+    "from_scheduled.request_goodput": "goodput",
+    "concurrency": "at once",
+    "layers_skipped": "skipped",
+    "p99_client_lag_ms": "lag",
+}
 
 
-class Cell:
-    """One batch size and source length: an engine for each rule, everything timed in turn."""
+def run(config: LoadConfig, run_dir: Path) -> int:
+    if find_spec("h11") is None:
+        raise ConfigError("the load client needs h11, which is not installed; the extra 'serve' brings it")
+    from .load_client import check_files
+    from .load_figures import draw_figure
+    from .load_prompts import read_prompts
+    from .load_samples import write_samples
 
-    def __init__(self, workload: Workload, batch: int, source_tokens: int | None) -> None:
-        self.workload, self.batch = workload, batch
-        self.sources = workload.sources(batch, source_tokens)
-        self.source_tokens = source_tokens or round(statistics.median(map(len, self.sources)))
-        self._engines: dict[tuple[BatchRule, Head], Engine] = {}
-        entries = workload.entries()
-        self.runs = {entry.name: self._runs(entry) for entry in entries}
-        self._add_static()
+    check_files(max(config.n, config.warmups))
+    stamp = Stamp("eval.serving", config)
+    prompts = read_prompts(config)
+    model, found = asyncio.run(measured(config, prompts, run_dir))
+    records = [each.record(config) for each in found]
+    write_samples(run_dir / "samples.parquet", [({"way": m.cell.way, "rate": m.cell.rate}, m.samples) for m in found])
+    stamped = stamp.values()
+    stamped["config"] |= {
+        "rates": [told_rate(rate) for rate in config.rates],
+        "burstiness": told_rate(config.burstiness),
+    }
+    summary: dict[str, Any] = {
+        **stamped,
+        "served_model": model,
+        "prompts": prompts.about,
+        "client_late": any(record["client_late"] for record in records),
+        "lost": sum(record["lost"] for record in records),
+        "cells": records,
+    }
+    summary["figures"] = draw_figure(summary, run_dir)
+    say()
+    say(as_text(records))
+    for record in records:
+        for line in warnings(record):
+            say(line)
+    say(f"written to {run_dir}")
+    finish(summary, run_dir)
+    return 0 if all(each.whole for each in found) else UNFINISHED
 
-    @property
-    def runner(self) -> str:
-        """Which of eager and native ran."""
-        return self.engine().runner_name.value
 
-    def engine(self, rule: BatchRule = BatchRule.own, head: Head | None = None) -> "Engine":
-        """Of this rule and head."""
-        key = rule, head or self.workload.config.head
-        if key not in self._engines:
-            self._engines[key] = self.workload.engine(self.batch, *key)
-        return self._engines[key]
+async def measured(config: LoadConfig, prompts: "Prompts", run_dir: Path) -> "tuple[str, list[Measured]]":
+    """The model's name, and all cells: those kept in the run folder, and measured now what it lacks.
 
-    def _runs(self, entry: Entry) -> Runs:
-        return Runs(entry, self.engine(entry.rule, entry.head), self.workload, self.sources, self.workload.many)
+    Raises:
+        NotReady: there is no server, or it does not take what shall be sent.
+    """
+    from calm.progress import Progress
 
-    def _add_static(self) -> None:
-        """The whole depths on both sides of each exit's mean, which one run of it tells; of a folder half depth too."""
-        depths = {max(1, self.workload.num_layers // 2)} if self.workload.trained else set[int]()
-        for runs in [runs for runs in self.runs.values() if runs.entry.role == "exit"]:
-            runs(self.workload.many)
-            for clock in Clocked:
-                depths |= set(neighbours(runs.depth(clock)))
-        for depth in sorted(depths - {self.workload.num_layers}):
-            entry = Entry(f"static-{depth}", "static", self.workload.config.head, depth=depth)
-            self.runs[entry.name] = self._runs(entry)
+    from .load_cells import Ledger, bodies, cells
+    from .load_client import Client
+    from .load_ready import find_model, probe
 
-    def measure(self, tick: Callable[[], object] = lambda: None) -> Paired:
-        """Raise CalmError where the machine stays noisy through all attempts and that is not allowed."""
-        config = self.workload.config
-        contenders = [Contender(name, runs) for name, runs in self.runs.items()]
-        found: Paired | None = None
-        for _ in range(config.attempts):
-            for runs in self.runs.values():
-                runs.sessions.clear()
-            few, many = self.workload.few, self.workload.many
-            found = paired(
-                contenders, few, many, config.repeats, config.warmups, allow_noisy=None, tick=tick, load=_load(config)
-            )
-            for runs in self.runs.values():  # warm-ups do not count, nor the baseline's second turn
-                turns = 2 if runs.entry.role == FULL else 1
-                runs.sessions = runs.sessions[turns * config.warmups :]
-            if not found.noise.noisy or config.allow_noisy:
-                break
-        assert found is not None
-        found.noise.check(config.allow_noisy)
-        return found
-
-    def serve(self) -> tuple[dict[str, list[Session]], Noise]:
-        """Sessions over all articles, in turn; raises CalmError as ``measure`` does."""
-        config, sessions = self.workload.config, {name: list[Session]() for name in self.runs}
-        load = _load(config)
-        before, began = load(), time.perf_counter()
-        for _ in range(config.repeats):
-            for name, runs in self.runs.items():
-                sessions[name].append(runs.serve())
-        noise = Noise(foreign_share(before, load(), time.perf_counter() - began))
-        noise.check(config.allow_noisy)
-        return sessions, noise
-
-    def cost_table(self, head: Head) -> "CostTable | None":
-        """Of this cell's engine with a head; None where that cannot be measured, which is said."""
-        from serve.measure import measure
-
-        entries = [each for each in self.workload.entries() if each.head is head]
-        asked = sorted({e.measure for e in entries if e.measure is not None}, key=lambda m: m.value)
-        try:
-            lengths = [len(source) for source in self.sources]
-            return measure(self.engine(head=head), 3, [{each} for each in asked], lengths)
-        except CalmError as error:
-            say(f"no cost table: {error}")
-            return None
-
-    def predicted(self, table: "CostTable", runs: Runs, clock: Clocked) -> float | None:
-        """Seconds of the clock by table and simulator; None under a rule that the engine chooses."""
-        from calm.rules import Rule
-        from calm.sim_rows import Trace
-        from calm.simulate import SimEngine
-        from serve.measure import setting_of
-
-        if runs.entry.rule not in SIMULATED:
-            return None
-        asked = frozenset[Measure]() if runs.entry.measure is None else frozenset({runs.entry.measure})
-        setting, rule = setting_of(runs.engine), Rule(runs.entry.rule)
-
-        def seconds(tokens: int) -> float:
-            traces = [
-                Trace(answer.crossing_layers[:tokens], len(source), measures=asked)
-                for answer, source in zip(runs.answers, self.sources, strict=True)
+    sent = prompts.first(config.n)
+    client = Client(config.url, config.timeout, prompts.count)
+    try:
+        model = await find_model(client, config.url, config.served_model, config.ready_timeout)
+        say(f"server: {config.url}, model {model}")
+        ledger = Ledger(run_dir, config, model, sent)
+        order = cells(config.rates, config.ways)
+        there = {cell: ledger.read(cell) for cell in order}
+        asked = {way: bodies(config, model, way, sent) for way in config.ways}
+        for way in config.ways:
+            if any(there[cell] is None for cell in order if cell.way == way):
+                await probe(client, config.url, way, asked[way][0], config.ready_timeout)
+        left = sum(each is None for each in there.values())
+        with Progress(left * config.n, "load", unit="request", shown=left > 0) as bar:
+            found = [
+                there[cell] or await _measure(client, config, cell, asked[cell.way], ledger, bar.update)
+                for cell in order
             ]
-            return SimEngine(table, setting, rule).run(traces).seconds
+    finally:
+        client.close()
+    ways = {way: place for place, way in enumerate(config.ways)}
+    return model, sorted(found, key=lambda each: (each.cell.rate, ways[each.cell.way]))
 
-        few, many = self.workload.few, self.workload.many
-        return seconds(many) if clock is Clocked.call else (seconds(many) - seconds(few)) / (many - few)
+
+async def _measure(
+    client: "Client",
+    config: LoadConfig,
+    cell: "Cell",
+    asked: Sequence[bytes],
+    ledger: "Ledger",
+    tick: Callable[[], object],
+) -> "Measured":
+    """A cell, kept where it is whole."""
+    from .load_cells import measure
+
+    found = await measure(client, config, cell, asked, tick)
+    if found.whole:
+        ledger.keep(found)
+    say(f"measured: rate {told_rate(cell.rate)}, {cell.way}: {found.duration:.1f} s")
+    return found
 
 
-def _load(config: ServingConfig) -> ReadLoad:
-    """/proc; where it cannot be read and noise is allowed, nobody is seen there."""
-    reader = ProcLoad()
-    if config.allow_noisy:
-        try:
-            reader()
-        except CalmError:
-            return lambda: Load(0.0, 0.0, 1)
-    return reader
+def warnings(record: dict[str, Any]) -> list[str]:
+    """What makes a cell's numbers less than they seem; one line each."""
+    where = f"rate {record['rate']}, {record['way']}"
+    lines = []
+    if record["client_late"]:
+        lines.append(
+            f"warning: {where}: the client sent up to {record['max_client_lag_ms']:.0f} ms late "
+            f"(p99 {record['p99_client_lag_ms']:.0f} ms, above 5 % of the median latency), so these times are partly "
+            "its own; give it a core of its own, or lower the rate"
+        )
+    if record["errors"]:
+        told = ", ".join(f"{count} {kind}" for kind, count in sorted(record["errors"].items()))
+        sent = record["completed"] + record["failed"]
+        lines.append(f"warning: {where}: {record['failed']} of {sent} requests failed: {told}; times are of the others")
+    if set(record["tokens_from"]) - {"usage"}:
+        lines.append(f"note: {where}: the server told no usage, so tokens were counted here: {record['tokens_from']}")
+    return lines
+
+
+def as_text(records: Sequence[dict[str, Any]]) -> str:
+    """A table for the terminal: one line for every rate and way."""
+    keys = [key for key in SHOWN if any(_value(record, key) is not None for record in records)]
+    rows = [[SHOWN[key] for key in keys], *[[_shown(_value(record, key)) for key in keys] for record in records]]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(keys))]
+    lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
+    lines.append("times in ms, medians and 99th percentiles, from when a request was due; lag: the client's own, p99")
+    return "\n".join(lines)
+
+
+def _value(record: dict[str, Any], key: str) -> Any:
+    outer, _, inner = key.rpartition(".")
+    return (record[outer] if outer else record).get(inner)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.1f}" if abs(value) >= 1 else f"{value:.3g}"
+
+
+main = program("serving", LoadConfig, run)
+
+if __name__ == "__main__":
+    main()

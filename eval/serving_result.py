@@ -10,7 +10,7 @@ from calm.errors import CalmError
 
 from .clocks import Clocked, Noise, Paired, median_ratio
 from .common import say
-from .serving import Cell, Runs
+from .serving_cells import Cell, Runs
 from .sessions import FULL, Session, between, middle, neighbours
 from .workload import Entry
 

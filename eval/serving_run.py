@@ -165,7 +165,7 @@ def _kept(
 
 def one_cell(workload: "Workload", batch: int, source: int | None) -> "CellResult":
     """Everything of one batch size and source length."""
-    from .serving import Cell
+    from .serving_cells import Cell
     from .serving_result import CellResult
 
     cell = Cell(workload, batch, source)

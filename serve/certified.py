@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from calm.calibration.artifact import Artifact, choose_artifact, served_as
 from calm.calibration.identity import ModelIdentity, independent_of_batch
-from calm.config import BatchRule, Measure
+from calm.config import BatchRule, Consistency, Measure
 from calm.errors import CalibrationError, ConfigError
 from calm.policies import Confident, Full, Policy
 from calm.rules import ROW_EXACT
@@ -63,6 +63,28 @@ class Certificates:
             return Resolved(policy, not self._cuts, None if self._cuts or not options.plain else watch)
         sound = options.plain and self._row_exact and self._any_batch and self._speaks_of(policy, limit)
         return Resolved(policy, sound, watch if sound else None)
+
+    @property
+    def picked(self) -> Artifact | None:
+        """That of the measure that dev picked, for the first consistency that there is; None without any."""
+        for consistency in Consistency:
+            if any(artifact.consistency is consistency for artifact in self._artifacts):
+                return choose_artifact(self._artifacts, consistency)
+        return None
+
+    def tolerances(self, limit: int) -> dict[str, tuple[float, ...]]:
+        """By consistency, the tolerances for which a plain request of ``limit`` tokens gets a certified answer."""
+        found: dict[str, set[float]] = {}
+        for artifact in self._artifacts:
+            for certificate in artifact.certificates:
+                asked = RequestOptions(tolerance=certificate.tolerance, consistency=artifact.consistency)
+                try:
+                    certified = self.resolve(asked, limit).certified
+                except CalibrationError:
+                    continue
+                if certified:
+                    found.setdefault(artifact.consistency.value, set()).add(certificate.tolerance)
+        return {consistency: tuple(sorted(tolerances)) for consistency, tolerances in found.items()}
 
     def _policy(self, options: RequestOptions) -> tuple[Policy, Watch | None]:
         if options.policy is not None:

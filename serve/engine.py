@@ -35,7 +35,7 @@ from .measure import measure, measure_check, setting_of
 from .model import ServedModel, served
 from .options import EngineOptions, RequestOptions
 from .prefill import CrossCache, CrossKV, source_key
-from .requests import Answer, Reason, Row, Status
+from .requests import Answer, Reason, Row, Status, one_line
 from .sampling import choose
 from .scheduler import Waiting
 from .wave import Spoken
@@ -94,7 +94,7 @@ class Engine:
         self.cross_cache = CrossCache(options.cross_cache_rows, options.cross_cache_bytes)
         identity = decoding_identity(self.model, options)
         self.drift = Drift(options.on_drift, options.requests_per_alarm, options.drift_patience)
-        self._certificates = Certificates(self.model.artifacts, identity, options.rule, self.drift)
+        self.certificates = Certificates(self.model.artifacts, identity, options.rule, self.drift)
         self._intake = Intake(self.model)
         self._waiting = Waiting(options.max_waiting)
         self._running: list[Row] = []
@@ -125,9 +125,9 @@ class Engine:
         asked = replace(options or RequestOptions(), **named)
         name = self._name(name)
         limit = self._intake.limit(asked)
-        resolved = self._certificates.resolve(asked, limit)
+        resolved = self.certificates.resolve(asked, limit)
         self._intake.check(resolved.policy, name)
-        ids = self._intake.ids(source)
+        ids = self._intake.ids(source, asked.truncate)
         row = Row(
             id=name,
             number=self._arrivals,
@@ -147,13 +147,15 @@ class Engine:
 
     def abort(self, name: str) -> bool:
         """Cancel a request wherever it is; its answer comes with the next step. False when it is over or unknown."""
-        row = self._rows.get(name)
-        if row is None or row.over:
-            return False
-        if row.status is Status.waiting:
-            self._waiting.remove(row)
-        self._end(row, Status.cancelled, Reason.cancelled)
-        return True
+        return self._give_up(name, Status.cancelled, Reason.cancelled)
+
+    def fail(self, name: str, error: Exception) -> bool:
+        """End a request as failed wherever it is, for what went wrong outside; otherwise as ``abort``."""
+        return self._give_up(name, Status.failed, Reason.failed, one_line(error))
+
+    def row(self, name: str) -> Row | None:
+        """The state of a request whose answer has not been given yet; its owner may read it and go on reading it."""
+        return self._rows.get(name)
 
     @property
     def num_waiting(self) -> int:
@@ -388,8 +390,16 @@ class Engine:
         return said
 
     def _fail(self, row: Row, error: Exception) -> None:
-        line = " ".join(str(error).split()) or type(error).__name__
-        self._end(row, Status.failed, Reason.failed, line)
+        self._end(row, Status.failed, Reason.failed, one_line(error))
+
+    def _give_up(self, name: str, status: Status, reason: Reason, error: str = "") -> bool:
+        row = self._rows.get(name)
+        if row is None or row.over:
+            return False
+        if row.status is Status.waiting:
+            self._waiting.remove(row)
+        self._end(row, status, reason, error)
+        return True
 
     def _end(self, row: Row, status: Status, reason: Reason, error: str = "") -> None:
         """A row is over, wherever it was: its slot is free at once."""
@@ -441,8 +451,7 @@ class Engine:
         try:
             return row.answer(self.model.to_text, layers)
         except Exception as error:
-            line = " ".join(str(error).split()) or type(error).__name__
-            row.end(Status.failed, Reason.failed, row.error or line)
+            row.end(Status.failed, Reason.failed, row.error or one_line(error))
             return row.answer(lambda ids: "", layers)
 
     def _measured(self) -> CostTable:

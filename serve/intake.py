@@ -54,10 +54,13 @@ class Intake:
         if isinstance(threshold, tuple) and len(threshold) != num_layers - 1:
             raise ConfigError(f"{len(threshold)} thresholds for {num_layers} layers; give one or {num_layers - 1}")
 
-    def ids(self, source: Source) -> tuple[int, ...]:
-        """Ids of a source. Text is cut to the model's length; wrong and too many ids are a DataError."""
+    def ids(self, source: Source, truncate: bool = True) -> tuple[int, ...]:
+        """Ids of a source. Raises DataError for wrong and too many ids.
+
+        Text is cut to the model's length, or, ``truncate`` being false, refused with a DataError where it is longer.
+        """
         if isinstance(source, str):
-            return tuple(self.model.to_ids(source))
+            return tuple((self.model.to_ids if truncate else self.model.whole_ids)(source))
         if isinstance(source, bytes) or not isinstance(source, Sequence):
             raise DataError(f"a source is a text or a sequence of ids, got {type(source).__name__}")
         if len(source) > self.model.max_source:

@@ -78,11 +78,25 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class Failed:
+    """There will be no engine: its process ends.
+
+    Attributes:
+        kind: name of the error's class.
+        message: one line, for the server's operator; it may hold a path.
+    """
+
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True)
 class Refused:
     """A request that was not taken.
 
     Attributes:
-        kind: name of the error's class: QueueFull, ConfigError, DataError, CalibrationError.
+        kind: name of the error's class: QueueFull, ConfigError, DataError, CalibrationError; CalmError where it is
+            nothing that a client can mend.
         message: one line; it never holds the prompt.
     """
 
@@ -138,6 +152,10 @@ class Load:
     Attributes:
         steps: that it has taken; it grows as long as the engine is alive and has work.
         beat: when this was said: an idle engine says it once in a while.
+        waiting: requests without a slot, those whose text is no ids yet among them.
+        layers_executed: over all tokens; ``layers_skipped``: above their emission layers.
+        backfilled_tokens: that were emitted below the last layer.
+        rebatches: times that a row waited for company.
     """
 
     beat: float

@@ -35,6 +35,7 @@ class ServedModel:
         encode: ids and mask -> hidden states of the encoder.
         classifier: hidden -> P(exit), fp32; None before it is trained.
         to_ids, to_text: a source's text to ids (EOS last, cut to ``max_source``), ids to text.
+        whole_ids: as ``to_ids``, but a text that would be cut is a DataError.
         encoder: tensors for the native runner's own encoder; None: ``encode`` is all there is.
         classifier_weights: of the exit classifier: (d_model,) and a bias.
         exit_layers: layers after which a row may leave.
@@ -48,6 +49,7 @@ class ServedModel:
     classifier: Callable[[Tensor], Tensor] | None
     to_ids: Callable[[str], list[int]]
     to_text: Callable[[Sequence[int]], str]
+    whole_ids: Callable[[str], list[int]]
     exit_layers: tuple[int, ...]
     max_source: int
     max_target: int
@@ -111,6 +113,7 @@ def served(
         classifier=model.classifier if settings.has_classifier else None,
         to_ids=lambda text: encode_source(tokenizer, text, settings),
         to_text=lambda ids: decode_ids(tokenizer, ids),
+        whole_ids=lambda text: encode_source(tokenizer, text, settings, cut=False),
         exit_layers=tuple(settings.exit_layers),
         max_source=settings.max_source_tokens,
         max_target=settings.max_target_tokens,

@@ -179,6 +179,7 @@ class RequestOptions:
         stop: strings that end the answer and are not part of it.
         stop_ids: token ids that end the answer, and are kept in it.
         ignore_eos: go on to max_tokens whatever is emitted (for benchmarks).
+        truncate: cut a text that is longer than the model takes; False refuses it.
     """
 
     policy: Policy | None = None
@@ -194,6 +195,7 @@ class RequestOptions:
     stop: tuple[str, ...] = ()
     stop_ids: frozenset[int] = field(default_factory=frozenset)
     ignore_eos: bool = False
+    truncate: bool = True
 
     def __post_init__(self) -> None:
         asked = [name for name in ("policy", "threshold", "tolerance") if getattr(self, name) is not None]
@@ -214,6 +216,7 @@ class RequestOptions:
         if self.seed is not None:
             _whole("seed", self.seed)
         _flag("ignore_eos", self.ignore_eos)
+        _flag("truncate", self.truncate)
         self._check_stops()
 
     def _check_tokens(self) -> None:

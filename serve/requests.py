@@ -174,3 +174,8 @@ class Row:
             confidences=tuple(self.confidences),
             error=self.error,
         )
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, in one line; its name where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__

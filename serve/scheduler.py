@@ -3,14 +3,10 @@
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
 
-from calm.errors import CalmError
 from calm.rules import next_group
 
+from .errors import QueueFull
 from .requests import Row
-
-
-class QueueFull(CalmError, RuntimeError):
-    """The engine has as many waiting requests as it takes; try again later."""
 
 
 class Waiting:

@@ -69,6 +69,21 @@ def test_null_empty_and_interpolated_texts_keep_their_meaning() -> None:
     assert train("data.path=${data.name}/x").data.path == "restaurants/x"
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("[a=1,b]", ["a=1", "b"]),
+        ("[full, static=4, tolerance=0.05]", ["full", "static=4", "tolerance=0.05"]),
+        ("['a=1','b, c']", ["a=1", "b, c"]),
+        ('["a=1",b]', ["a=1", "b"]),
+        ("[a (1),é]", ["a (1)", "é"]),
+        ("[]", []),
+    ],
+)
+def test_lists_of_texts_are_read_as_typed(typed: str, meant: list[str]) -> None:
+    assert train(f"tracking.tags={typed}").tracking.tags == meant
+
+
 def test_numbers_lists_choices_and_dictionaries_are_left_to_hydra() -> None:
     config = train("finetune.lr=1e-4", "exit_layers=[2,4]", "finetune.loss=uniform", "tracking.tags=[a,b c]", "seed=3")
     assert (config.finetune.lr, config.exit_layers, config.finetune.loss.value) == (1e-4, [2, 4], "uniform")

@@ -39,6 +39,8 @@ def test_the_wheel_holds_five_packages_and_every_yaml(wheel: Path) -> None:
     shipped = {name for name in names if name.endswith(".yaml")}
     assert shipped == {str(path.relative_to(ROOT)) for path in sorted((ROOT / "conf").rglob("*.yaml"))}
     assert any(name.endswith("LICENSE") for name in names)
+    page = {str(path.relative_to(ROOT)) for path in (ROOT / "serve" / "http" / "page").iterdir()}
+    assert page <= set(names)
 
 
 @pytest.mark.parametrize("form", ["module", "script"])

@@ -11,6 +11,7 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 
 from calm.checkpoint import read_json, sha256_file, write_json
+from calm.child import die_with_parent
 from calm.config import Precision, Stage, TrainConfig
 from calm.environment import environment
 from calm.errors import CheckpointError, ConfigError
@@ -29,7 +30,7 @@ from .loop import Finetune
 from .rows import EncodedRows
 from .settings import plain
 from .setup import Start, start
-from .signals import Signals, die_with_parent
+from .signals import Signals
 from .state import folder_of
 from .whole import whole_model
 

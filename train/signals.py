@@ -51,12 +51,3 @@ class Signals:
             yield
         finally:
             self._deferred = False
-
-
-def die_with_parent() -> None:
-    """Ask Linux for SIGTERM when the process that started us ends, however it ends."""
-    if sys.platform == "linux":
-        import ctypes
-
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGTERM), 0, 0, 0)

@@ -19,8 +19,10 @@ def rows(path: Path) -> Iterator[RawRow]:
     found = False
     for where, values in json_lines(path):
         prompt = values.get("prompt")
-        if isinstance(prompt, str):
-            found = True
-            yield RawRow(str(values.get("id", where)), prompt, "", None, where)
+        texts = prompt if isinstance(prompt, list) else [prompt]
+        for text in texts:
+            if isinstance(text, str):
+                found = True
+                yield RawRow(str(values.get("id", where)), text, "", None, where)
     if not found:
         raise DataError(f"{path}: no line has a prompt; a server logs prompts when it is started with log_prompts=true")

@@ -115,13 +115,20 @@ def truncate_ids(ids: Sequence[int], budget: int, how: str) -> list[int]:
     return [*ids[:head], *ids[len(ids) - tail :]]
 
 
-def encode_source(tokenizer: PreTrainedTokenizerBase, text: str, settings: SourceSettings) -> list[int]:
+def encode_source(
+    tokenizer: PreTrainedTokenizerBase, text: str, settings: SourceSettings, *, cut: bool = True
+) -> list[int]:
     """Prefix + text, truncated so that EOS is the last of at most ``max_source_tokens`` ids.
 
     Raises:
-        DataError: lone surrogate.
+        DataError: lone surrogate; a text that is longer, where it may not be ``cut``.
     """
     ids = text_ids(tokenizer, settings.source_prefix + text)
+    if not cut and len(ids) >= settings.max_source_tokens:
+        raise DataError(
+            f"the text has {len(ids) + 1} tokens, the model takes {settings.max_source_tokens}; shorten it, or let it "
+            "be cut (truncate=true)"
+        )
     how = getattr(settings.truncate, "value", settings.truncate)
     return [*truncate_ids(ids, settings.max_source_tokens - 1, how), tokenizer.eos_token_id]
 

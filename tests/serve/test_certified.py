@@ -187,3 +187,30 @@ def test_answers_that_did_not_finish_are_not_certified() -> None:
     engine.step()
     engine.abort("a")
     assert [answer.certified for answer in engine.step().answers] == [False]
+
+
+def test_tolerances_are_those_that_get_a_certified_answer() -> None:
+    def tolerances(rule: BatchRule, model: ServedModel, **options: Any) -> dict[str, tuple[float, ...]]:
+        return engine_of(rule, model, max_batch=2, **options).certificates.tolerances(LENGTH)
+
+    model = certified_model()
+    assert tolerances(BatchRule.compact, model) == {"risk": (0.01, 0.05, 0.1)}
+    assert tolerances(BatchRule.sync, model) == {"risk": (0.01,)}  # there full depth is all that passed
+    assert tolerances(BatchRule.quantile, model) == {}
+    assert tolerances(BatchRule.own, model, head=Head.candidates) == {}  # it belongs to another way of decoding
+    both = (artifact(), artifact(Measure.state, picked=False, consistency=Consistency.textual))
+    assert tolerances(BatchRule.own, replace(model, artifacts=both)) == {
+        "risk": (0.01, 0.05, 0.1),
+        "textual": (0.01, 0.05, 0.1),
+    }
+    assert engine_of(BatchRule.own, model, max_batch=2).certificates.tolerances(LENGTH - 1) == {"risk": (0.01,)}
+
+
+def test_the_picked_artifact_is_that_of_the_first_consistency() -> None:
+    textual = artifact(Measure.state, consistency=Consistency.textual)
+    others = (artifact(Measure.entropy, picked=False), artifact())
+    picks = [
+        engine_of(BatchRule.own, replace(certified_model(), artifacts=artifacts), max_batch=2).certificates.picked
+        for artifacts in ((), (textual,), (textual, *others))
+    ]
+    assert picks == [None, textual, others[1]]

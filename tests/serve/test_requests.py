@@ -226,6 +226,17 @@ def test_sources_that_cannot_be_read_are_refused(source: Any, message: str) -> N
     assert not engine.has_work
 
 
+def test_a_long_text_is_cut_or_refused_with_both_numbers() -> None:
+    engine = story_engine()
+    fits, longer = " ".join(["w3"] * 15), " ".join(["w3"] * 16)  # and EOS: 16 ids, 17 ids
+    cut = engine.generate([longer, fits])
+    assert cut[0].tokens == cut[1].tokens
+    assert engine.generate([fits], truncate=False)[0].tokens == cut[1].tokens
+    with pytest.raises(DataError, match="has 17 tokens, the model takes 16"):
+        engine.add_request(longer, truncate=False)
+    assert not engine.has_work
+
+
 def test_odd_texts_are_answered() -> None:
     engine = Engine(tiny_served(), max_batch=2, poison=True)
     odd = ["", "\0", "w3 \0 w4", "\n\t", "w5 </s> w6", "<pad>", "<extra_id_0>", "é\u0301🙂", "w7 " * 500]

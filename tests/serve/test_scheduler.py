@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from calm.config import BatchRule
 from calm.policies import Static
 from serve.engine import Engine
+from serve.errors import QueueFull
 from serve.requests import Answer, Status
-from serve.scheduler import QueueFull, Waiting
+from serve.scheduler import Waiting
 
 from .models import engine_of, texts
 from .stories import ONE, story_engine

@@ -13,11 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from calm.config import BatchRule
 from serve.engine import Engine, Step
+from serve.errors import QueueFull
 from serve.model import served
 from serve.native.wave import NativeWave
 from serve.options import RequestOptions
 from serve.requests import Answer, Reason, Status
-from serve.scheduler import QueueFull
 from tests.scripted import early_exit, random_t5
 
 from .models import COUPLED, EXACT, LENGTH, engine_of, mixed_policies, policy_for, rows

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -116,22 +115,3 @@ def test_the_end_of_a_failed_process_is_shown(
     monkeypatch.setattr(module, "COMMAND", [sys.executable, "-S", "-c", "import sys; sys.exit('shown')"])
     assert module.launch(2, [], tmp_path) == 1
     assert "shown" in capfd.readouterr().err
-
-
-def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:
-    child = "from train.signals import die_with_parent, signal; die_with_parent(); print(1, flush=True); signal.pause()"
-    parent = f"""
-import os, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", {child!r}], stdout=subprocess.PIPE)
-child.stdout.readline()
-print(child.pid, flush=True)
-os.kill(os.getpid(), 9)
-"""
-    root = str(Path(module.__file__).parents[1])
-    ran = subprocess.run(
-        [sys.executable, "-c", parent], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": root}
-    )
-    pid = int(ran.stdout)
-    state = Path(f"/proc/{pid}/stat")
-    while state.exists() and state.read_text().split()[2] != "Z":
-        os.sched_yield()

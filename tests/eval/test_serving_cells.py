@@ -16,7 +16,7 @@ from calm.metrics import rouge_l_many
 from calm.policies import Confident, Replay
 from eval import calibrate, latency, throughput
 from eval.clocks import Clocked, Noise
-from eval.serving import Cell
+from eval.serving_cells import Cell
 from eval.serving_result import CellResult
 from eval.sessions import Session, at_equal_concurrency, between, interpolated, neighbours, session_of
 from eval.workload import Workload, folder_workload, open_workload, shape_workload
@@ -136,7 +136,7 @@ def test_predictions_are_the_simulators_and_stand_beside_every_ratio() -> None:
 
 
 def test_a_cell_that_stays_noisy_is_tried_again_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from eval import serving
+    from eval import serving_cells
 
     cell = Cell(shape_workload(tiny_config(allow_noisy=False, attempts=3), "tiny"), 1, 6)
     tries: list[int] = []
@@ -145,8 +145,8 @@ def test_a_cell_that_stays_noisy_is_tried_again_and_refused(monkeypatch: pytest.
         tries.append(1)
         return replace(quiet, noise=Noise(0.5))
 
-    quiet = serving.paired([serving.Contender("full", lambda n: None)], 1, 2, 1, allow_noisy=True)
-    monkeypatch.setattr(serving, "paired", noisy)
+    quiet = serving_cells.paired([serving_cells.Contender("full", lambda n: None)], 1, 2, 1, allow_noisy=True)
+    monkeypatch.setattr(serving_cells, "paired", noisy)
     with pytest.raises(CalmError, match="others had 50.0%"):
         cell.measure()
     assert len(tries) == 3
