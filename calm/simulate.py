@@ -203,7 +203,7 @@ class SimEngine:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def pay(self, phase: str, name: str, size: int = 1, times: float = 1) -> None:
+    def pay(self, phase: str, name: str, size: int = 1, times: int | float = 1) -> None:
         cost = self.table.at(name, size) * times
         self._seconds[phase] = self._seconds.get(phase, 0.0) + cost
         self.now += cost

@@ -4,11 +4,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from calm.policies import Policy
 
-from .drift import Watch
 from .options import RequestOptions
+
+if TYPE_CHECKING:
+    from .drift import Watch
 
 
 class Status(str, Enum):
@@ -104,7 +107,7 @@ class Row:
     certified: bool
     limit: int
     next_input: int
-    watch: Watch | None = None
+    watch: "Watch | None" = None
     key: bytes = b""
     slot: int = -1
     status: Status = Status.waiting

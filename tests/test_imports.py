@@ -24,7 +24,7 @@ DOORS = {
     "evaluate": ("eval/",),
     "fastapi": ("serve/",),
     "uvicorn": ("serve/",),
-    "h11": ("eval/load_client.py", "eval/load_connection.py"),
+    "h11": ("eval/load_client.py", "eval/load_connection.py", "serve/http/connection.py"),
     "hydra": BORDER,
     "omegaconf": BORDER,
 }

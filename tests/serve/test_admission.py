@@ -31,7 +31,7 @@ def test_an_interrupt_while_encoding_puts_the_group_back(monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     monkeypatch.setattr(engine, "prefill", interrupted)
-    monkeypatch.setattr(interrupted, "padded", prefill.padded, raising=False)
+    monkeypatch.setattr(interrupted, "alike", prefill.alike, raising=False)
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     assert engine.num_waiting == 6 and engine.num_running == 0 and not engine.slots.taken

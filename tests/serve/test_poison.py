@@ -72,7 +72,7 @@ def test_a_row_that_raises_fails_alone(
         return engine_of(rule, quantile=0.6, max_batch=6, prefill_calls=6)
 
     poisoned = engine()
-    monkeypatch.setattr(poisoned.runner, "layer", raising(poisoned, at_layer))
+    monkeypatch.setattr(poisoned.machine.runner, "layer", raising(poisoned, at_layer))
     answers = served_mates(poisoned, {0: "w50 w51"}, later)
     assert answers["poison0"].status is Status.failed and answers["poison0"].reason is Reason.failed
     assert answers["poison0"].error == "no such luck in a second line"

@@ -115,7 +115,7 @@ def test_a_stream_tells_of_its_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: Any) -> None:
         raise RuntimeError("no such layer")
 
-    monkeypatch.setattr(engine.runner, "layer", broken)
+    monkeypatch.setattr(engine.machine.runner, "layer", broken)
     with pytest.raises(CalmError, match="no such layer"):
         list(engine.stream("w3"))
 
