@@ -306,7 +306,7 @@ def test_killed_under_load_every_request_fails_and_it_starts_anew(
         os.kill(pid, signal.SIGKILL)
         began = time.perf_counter()
         found = await asyncio.gather(*readers)
-        assert time.perf_counter() - began < 2 and engine.state == "dead"
+        assert time.perf_counter() - began < 2 and engine.state in ("dead", "loading")
         assert all(type(each) is EngineGone for each in found)
         assert engine.load.running == 0 and not engine._streams
         with pytest.raises(EngineGone):
@@ -390,7 +390,7 @@ def test_a_process_that_hangs_or_dies_is_noticed_and_replaced(
         found = [await outcome(stream.result()) for stream in stays]
         noticed = time.perf_counter() - seen[-1]
         assert all(type(each) is EngineGone for each in found)
-        assert engine.state == ("hung" if word == "hang" else "dead")
+        assert engine.state == "hung" if word == "hang" else engine.state in ("dead", "loading")
         assert noticed < HUNG + 0.5
         assert word == "die" or noticed > 0.8 * HUNG
         with pytest.raises(EngineGone):
