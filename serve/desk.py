@@ -111,7 +111,7 @@ class Desk:
             self._refuse(one, QueueFull(f"{waiting} requests wait already; send it again later"))
         else:
             one.submit = replace(asked, source="")  # it may be long
-            self._tokeniser.put(asked.id, source)
+            self._tokeniser.put(asked.id, source, asked.options.truncate)
 
     def _add(self, one: Open, ids: Ids) -> None:
         name = one.submit.id

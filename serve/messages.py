@@ -72,9 +72,23 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Ready:
-    """The engine is warm and takes requests."""
+    """The engine is warm and takes requests.
+
+    Attributes:
+        longest_step: seconds without a word from it that are nothing unusual, by what it measured.
+    """
 
     info: ModelInfo
+    longest_step: float = 0.0
+
+
+@dataclass(frozen=True)
+class Log:
+    """A line for the server's log, and where it belongs in there: name and level as in ``logging``."""
+
+    name: str
+    level: int
+    line: str
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,10 @@ class ServedModel:
             self._packed_encoders[kind] = PackedEncoder.of(self.encoder, self.spec, kind)
         return self._packed_encoders[kind]
 
+    def ids(self, text: str, cut: bool = True) -> list[int]:
+        """Ids of a text, by ``to_ids`` or, where it may not be cut, by ``whole_ids``. Raises DataError."""
+        return self.to_ids(text) if cut else self.whole_ids(text)
+
     @property
     def device(self) -> torch.device:
         return self.spec.tensors["embed"].device

@@ -26,7 +26,7 @@ from calm.errors import CalmError, ConfigError
 
 from .errors import Draining, EngineGone
 from .link import Link, Target
-from .messages import Abort, Batch, Ended, Failed, Load, ModelInfo, Ready, Refused, Stop, Submit
+from .messages import Abort, Batch, Ended, Failed, Load, Log, ModelInfo, Ready, Refused, Stop, Submit
 from .options import EngineOptions, RequestOptions
 from .streams import Stream
 from .worker import Settings, work
@@ -48,8 +48,8 @@ class RemoteEngine:
         options: of the engine.
         name: as requests call the model.
         device, dtype: where it decodes and in what arithmetic (``float32`` or ``torch.float32``).
-        hung_after: seconds without a word from an engine that is up, after which it counts as hung and is killed. A
-            step that takes longer is taken for that.
+        hung_after: seconds without a word from an engine that is up, after which it counts as hung and is killed;
+            more where its own measurements say that a step may take longer.
         restarts: how often a process that has ended or hung is started anew, over the life of this object.
         target: what the process does; tests give their own.
 
@@ -75,6 +75,7 @@ class RemoteEngine:
         dtype_name = str(dtype).removeprefix("torch.")
         self._settings = Settings(str(folder), options or EngineOptions(), name, str(device), dtype_name)
         self._hung_after, self._restarts, self._target = hung_after, restarts, target
+        self._longest_step = 0.0
         self.state: State = "dead"
         self.info: ModelInfo | None = None
         self.load: Load = IDLE
@@ -186,10 +187,12 @@ class RemoteEngine:
         match message:
             case Batch():
                 self._took_batch(message)
-            case Ready(info):
-                self.info = info
+            case Ready(info, longest):
+                self.info, self._longest_step = info, longest
                 if not self._stopping:
                     self._become("ready")
+            case Log(name, level, line):
+                logging.getLogger(name).log(level, "%s", line)
             case Failed():
                 logger.error("the engine cannot be made: %s", message.message)
                 self._failure = message
@@ -252,7 +255,7 @@ class RemoteEngine:
                 if self.state == "loading":
                     continue
                 self._silent += TICK_S
-                if self._silent >= self._hung_after:
+                if self._silent >= max(self._hung_after, self._longest_step):
                     return
 
     def _lose(self, state: State) -> None:

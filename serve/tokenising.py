@@ -19,22 +19,22 @@ from .frames import Channel, wait
 
 logger = logging.getLogger(__name__)
 
-ToIds = Callable[[str], Sequence[int]]
+ToIds = Callable[[str, bool], Sequence[int]]  # a text, and whether it may be cut
 Ids = tuple[int, ...] | CalmError
 SHORT_CHARS = 4096
 POLITE = 10  # niceness of the process: a core that it shares is the engine's first
 
 
-def encoded(to_ids: ToIds, text: str) -> Ids:
+def encoded(to_ids: ToIds, text: str, cut: bool) -> Ids:
     """The ids of a text, or why it has none: in any case one text fails alone."""
     try:
-        return tuple(to_ids(text))
+        return tuple(to_ids(text, cut))
     except CalmError as error:
         return error
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic in a tokenizer's compiled code is no Exception
-        logger.error("a text of %d characters cannot be tokenised (%s)", len(text), type(error).__name__)
+        logger.error("a text of %d characters cannot be tokenised: %s", len(text), type(error).__name__)
         return DataError("the text cannot be tokenised; send it in another form, or send ids")
 
 
@@ -48,8 +48,8 @@ class Tokeniser:
 
     def __init__(self, to_ids: ToIds, short: int = SHORT_CHARS) -> None:
         self._to_ids, self.short_chars = to_ids, short
-        self._short: dict[str, str] = {}
-        self._long: dict[str, str] = {}
+        self._short: dict[str, tuple[str, bool]] = {}
+        self._long: dict[str, tuple[str, bool]] = {}
         self._working = False  # the process has a text
         self._at_work: str | None = None  # whose; None when nobody wants it any more
         self._start()
@@ -62,11 +62,12 @@ class Tokeniser:
         """Whether ``found`` has something to do here."""
         return bool(self._short)
 
-    def put(self, name: str, text: str) -> None:
+    def put(self, name: str, text: str, cut: bool = True) -> None:
+        """Take a text; ``cut``: a longer one than the model takes is cut, not refused."""
         if len(text) <= self.short_chars:
-            self._short[name] = text
+            self._short[name] = text, cut
         else:
-            self._long[name] = text
+            self._long[name] = text, cut
             self._feed()
 
     def drop(self, name: str) -> None:
@@ -85,12 +86,12 @@ class Tokeniser:
         done = self._from_process()
         spent = 0
         while self._short:
-            name, text = next(iter(self._short.items()))
+            name, (text, cut) = next(iter(self._short.items()))
             if spent and spent + len(text) > chars:
                 break
             spent += len(text)
             del self._short[name]
-            done.append((name, encoded(self._to_ids, text)))
+            done.append((name, encoded(self._to_ids, text, cut)))
         return done
 
     def close(self) -> None:
@@ -114,9 +115,8 @@ class Tokeniser:
         if self._working or not self._long:
             return
         name = next(iter(self._long))
-        text = self._long.pop(name)
         self._working, self._at_work = True, name
-        self.channel.send(text)
+        self.channel.send(self._long.pop(name))
 
     def _from_process(self) -> list[tuple[str, Ids]]:
         self.channel.flush()
@@ -143,11 +143,12 @@ def _work(end: socket.socket, to_ids: ToIds) -> None:
     os.closerange(3, kept)  # the engine's own ends, or nobody would see that they are closed
     os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
     os.nice(POLITE)
+    logging.disable()  # nobody reads it here
     channel = Channel(end)
     try:
         while True:
             wait([channel], None)
-            for text in channel.receive():
-                channel.send(encoded(to_ids, text))
+            for text, cut in channel.receive():
+                channel.send(encoded(to_ids, text, cut))
     except EOFError:
         return

@@ -12,6 +12,9 @@ import signal
 import socket
 import sys
 import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +24,7 @@ from calm.errors import CalmError, CheckpointError, ConfigError
 from calm.policies import Full, Policy
 
 from .frames import Channel, wait
-from .messages import Failed, ModelInfo, Ready
+from .messages import Failed, Log, ModelInfo, Ready
 from .options import EngineOptions, RequestOptions
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 BEAT_S = 0.25  # an idle engine says that it lives
 WARM_TOKENS = 4
+PLACES = 4  # of a traceback that are told
 
 
 @dataclass(frozen=True)
@@ -64,27 +68,37 @@ def work(end: socket.socket, settings: Settings) -> None:
     if parent is None or parent.pid != os.getppid():
         return  # it ended before it could have told us
     channel = Channel(end)
+    with _told_to(channel):
+        status = _life(channel, settings)
+    if status:
+        sys.exit(status)
+
+
+def _life(channel: Channel, settings: Settings) -> int:
+    """Returns the exit status."""
     try:
         engine = made(settings)
+        longest = warm(engine)
     except Exception as error:
         if not isinstance(error, CalmError):
-            logger.exception("the engine could not be made")
+            logger.exception("the engine cannot be made")
         channel.send(Failed(type(error).__name__, " ".join(str(error).split()) or type(error).__name__))
-        sys.exit(1)
+        return 1
     from .desk import Desk
     from .tokenising import Tokeniser
 
-    tokeniser = Tokeniser(engine.model.to_ids)
+    tokeniser = Tokeniser(engine.model.ids)
     try:
-        channel.send(Ready(info_of(engine, settings.name)))
+        channel.send(Ready(info_of(engine, settings.name), longest))
         attend(channel, Desk(engine, tokeniser), tokeniser)
-    except EOFError:
-        return
+    except EOFError:  # the server is gone
+        return 0
     except Exception:
         logger.critical("the engine's process ends: it cannot go on", exc_info=True)
-        sys.exit(1)
+        return 1
     finally:
         tokeniser.close()
+    return 0
 
 
 def attend(channel: Channel, desk: Desk, tokeniser: Tokeniser) -> None:
@@ -112,7 +126,7 @@ def attend(channel: Channel, desk: Desk, tokeniser: Tokeniser) -> None:
 
 
 def made(settings: Settings) -> Engine:
-    """The engine, warm: what is compiled, allocated and looked up once has been, and a request has gone through.
+    """The engine that the settings ask for.
 
     Raises:
         CalmError: the folder, the options or this machine do not allow it.
@@ -120,23 +134,40 @@ def made(settings: Settings) -> Engine:
     import torch
 
     from .engine import Engine
-    from .requests import Status
 
     dtype = getattr(torch, settings.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise ConfigError(f"dtype={settings.dtype!r:.40} is none; give float32 or bfloat16")
     torch.set_num_threads(1)
-    engine = Engine(settings.folder, settings.options, device=settings.device, dtype=dtype)
-    model, picked = engine.model, engine.certificates.picked
-    longest = [model.spec.eos_token_id] * model.max_source
+    return Engine(settings.folder, settings.options, device=settings.device, dtype=dtype)
+
+
+def warm(engine: Engine) -> float:
+    """Take requests through, so that what is compiled, allocated and looked up once has been.
+
+    Returns:
+        Seconds that a step takes at most: the longest one, as if each row that can join or run had cost as much.
+
+    Raises:
+        CheckpointError: the model gives no numbers.
+    """
+    from .requests import Status
+
+    model, options, picked = engine.model, engine.options, engine.certificates.picked
     policies: list[Policy] = [Full()]
     if picked is not None and (picked.measure is not Measure.classifier or model.classifier is not None):
         policies.append(picked.policy(0.5))
     asked = [RequestOptions(policy=policy, max_tokens=min(WARM_TOKENS, model.max_target)) for policy in policies]
-    for answer in engine.generate([longest] * len(asked), asked):
-        if answer.status is not Status.finished:
-            raise CheckpointError(f"the model cannot decode ({answer.error})")
-    return engine
+    longest = float("inf")
+    for turn in range(2):  # the first is cold; another source, or it would be known already
+        before = engine.clock.steps
+        source = [2 + turn] * (model.max_source - 1) + [model.spec.eos_token_id]
+        for answer in engine.generate([source] * len(asked), asked):
+            if answer.status is not Status.finished:
+                raise CheckpointError(f"the model cannot decode ({answer.error})")
+        steps = list(engine.clock.history)[before - engine.clock.steps :]
+        longest = min(longest, max(step.total for step in steps))
+    return longest * max(options.max_batch, options.prefill_rows * options.prefill_calls)
 
 
 def info_of(engine: Engine, name: str) -> ModelInfo:
@@ -162,3 +193,35 @@ def info_of(engine: Engine, name: str) -> ModelInfo:
             "cross_kv": options.cross_kv.value,
         },
     )
+
+
+class _ServerLog(logging.Handler):
+    """Hands lines over to the server, who has one log. Of an exception it tells the kind and the places in the code."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(logging.INFO)
+        self._channel = channel
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            error = error.__cause__ or error
+            places = traceback.extract_tb(error.__traceback__)[-PLACES:]
+            line = f"{line} ({type(error).__name__} at {', '.join(f'{p.filename}:{p.lineno}' for p in places)})"
+        self._channel.send(Log(record.name, record.levelno, " ".join(line.split())))
+
+
+@contextmanager
+def _told_to(channel: Channel) -> Iterator[None]:
+    """What is logged in here is the server's to write."""
+    handler, loggers = _ServerLog(channel), [logging.getLogger(name) for name in ("calm", "serve")]
+    for each in loggers:
+        each.addHandler(handler)
+        each.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for each in loggers:
+            each.removeHandler(handler)
+            each.setLevel(logging.NOTSET)

@@ -148,17 +148,27 @@ def decode_ids(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> str:
     Raises:
         DataError: a negative id other than -100.
     """
-    unk, control = tokenizer.unk_token_id, _control_ids(tokenizer)
-    kept: list[str] = []
-    pieces = tokenizer.convert_ids_to_tokens
-    size = len(tokenizer)
-    for index in ids:
-        index = int(index)
-        if index == IGNORED_LABEL or (index in control and index != unk):
-            continue
-        if index < 0:
-            raise DataError(f"cannot decode token id {index}: ids are 0..{size - 1}, or -100 for ignored labels")
-        piece = None if index == unk or index >= size else pieces(index)
-        kept.append(REPLACEMENT if piece is None else str(piece))
+    known, kept = _pieces(tokenizer), []
+    for index in map(int, ids):
+        if index >= 0:
+            piece = known.get(index, REPLACEMENT)
+            if piece is not None:
+                kept.append(piece)
+        elif index != IGNORED_LABEL:
+            last = len(tokenizer) - 1
+            raise DataError(f"cannot decode token id {index}: ids are 0..{last}, or -100 for ignored labels")
     decoder = tokenizer.backend_tokenizer.decoder
     return str(decoder.decode(kept)) if decoder is not None else " ".join(kept)
+
+
+def _pieces(tokenizer: PreTrainedTokenizerBase) -> dict[int, str | None]:
+    """What each id says, None where that is nothing. Kept: who streams decodes an answer anew with every token."""
+    cached: dict[int, str | None] | None = getattr(tokenizer, "_calm_pieces", None)
+    if cached is None:
+        every = range(len(tokenizer))
+        said = (REPLACEMENT if piece is None else str(piece) for piece in tokenizer.convert_ids_to_tokens(list(every)))
+        cached = {**dict(zip(every, said, strict=True)), **dict.fromkeys(_control_ids(tokenizer))}
+        if tokenizer.unk_token_id is not None:
+            cached[tokenizer.unk_token_id] = REPLACEMENT
+        tokenizer._calm_pieces = cached
+    return cached

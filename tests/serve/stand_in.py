@@ -1,5 +1,6 @@
 """Stands for the engine's process where only its life counts: needs no torch, and misbehaves as it is asked to."""
 
+import logging
 import os
 import signal
 import socket
@@ -7,10 +8,11 @@ import time
 
 from calm.child import die_with_parent
 from serve.frames import Channel, wait
-from serve.messages import Abort, Batch, Ended, Failed, Load, ModelInfo, Ready, Spoke, Stop, Submit
+from serve.messages import Abort, Batch, Ended, Failed, Load, Log, ModelInfo, Ready, Spoke, Stop, Submit
 from serve.requests import Reason, Status, Timing
 from serve.worker import BEAT_S, Settings
 
+NAP_S = 1.0
 INFO = ModelInfo("m", 4, (1, 2, 3), 60, 16, 8, 4, {}, None, {})
 
 
@@ -27,7 +29,7 @@ def work(end: socket.socket, settings: Settings) -> None:
         case "loads":
             while True:
                 time.sleep(60)
-    channel.send(Ready(INFO))
+    channel.send(Ready(INFO, 2 * NAP_S if settings.folder == "slow" else 0.0))
     stays: set[str] = set()
     leaves = False
     while not leaves:
@@ -41,6 +43,10 @@ def work(end: socket.socket, settings: Settings) -> None:
                         time.sleep(60)
                     if "die" in source:
                         os._exit(7)
+                    if "nap" in source:
+                        time.sleep(NAP_S)
+                    if "log" in source:
+                        channel.send(Log("serve.somewhere", logging.WARNING, "100 %s sure"))
                     if "stay" in source:
                         stays.add(name)
                         continue

@@ -83,7 +83,7 @@ def at() -> Iterator[Callable[..., Counter]]:
     made: list[Tokeniser] = []
 
     def counter(engine: Engine, short: int = 4096) -> Counter:
-        made.append(Tokeniser(engine.model.to_ids, short))
+        made.append(Tokeniser(engine.model.ids, short))
         return Counter(engine, made[-1])
 
     yield counter
@@ -245,6 +245,8 @@ def test_a_request_that_is_late_from_the_first_is_never_run(at: Callable[..., Co
         ((5, 20), {}, "DataError", "id number 1 is none of the vocabulary"),
         (b"w3", {}, "DataError", "a text or a sequence of ids, got bytes"),
         ("w3", {"max_tokens": LENGTH + 1}, "ConfigError", "max_tokens=8 is above"),
+        ("w3 " * 20, {"truncate": False}, "DataError", "the text has 21 tokens, the model takes 16"),
+        ("w3 " * 200, {"truncate": False}, "DataError", "the text has 201 tokens, the model takes 16"),
         ("w3", {"tolerance": 0.05}, "CalibrationError", "no calibration"),
         ("w3", {"policy": Static(9)}, "ConfigError", "depth 9 lies outside"),
     ],
@@ -252,7 +254,7 @@ def test_a_request_that_is_late_from_the_first_is_never_run(at: Callable[..., Co
 def test_what_cannot_be_served_is_refused_by_kind_and_in_one_line(
     source: Any, options: dict[str, Any], kind: str, said: str, at: Callable[..., Counter]
 ) -> None:
-    counter = at(story_engine())
+    counter = at(story_engine(), short=100)
     counter.submit("a", source, **options)
     counter.submit("b", "w4")
     found = counter.run()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.frames import Channel, Frames, pack, wait
+from serve.frames import CHUNK, READS, Channel, Frames, pack, wait
 
 
 @pytest.fixture
@@ -45,6 +45,21 @@ def test_a_message_larger_than_the_socket_holds_waits_until_it_is_read(ends: tup
         wait([sender], 5)
         found += reader.receive()
     assert found == [large, "next"]
+
+
+def test_much_is_read_in_parts(ends: tuple[Channel, Channel]) -> None:
+    """However fast the sender is."""
+    sender, reader = ends
+    parts = READS * CHUNK // 2**16 + 8
+    for number in range(parts):
+        sender.send((number, bytes(2**16)))
+    found: list[tuple[int, bytes]] = []
+    while len(found) < parts:
+        wait([reader, sender], 5)
+        some = reader.receive()
+        assert sum(len(body) for _, body in some) <= READS * CHUNK
+        found += some
+    assert [number for number, _ in found] == list(range(parts))
 
 
 def test_waiting_ends_with_a_message_and_with_the_time(ends: tuple[Channel, Channel]) -> None:

@@ -4,6 +4,7 @@ Tests share two processes: the engine's own, and one that stands in where only i
 """
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -306,7 +307,7 @@ def test_killed_under_load_every_request_fails_and_it_starts_anew(
         os.kill(pid, signal.SIGKILL)
         began = time.perf_counter()
         found = await asyncio.gather(*readers)
-        assert time.perf_counter() - began < 2 and engine.state == "dead"
+        assert time.perf_counter() - began < 2 and engine.state in ("dead", "loading")
         assert all(type(each) is EngineGone for each in found)
         assert engine.load.running == 0 and not engine._streams
         with pytest.raises(EngineGone):
@@ -390,7 +391,7 @@ def test_a_process_that_hangs_or_dies_is_noticed_and_replaced(
         found = [await outcome(stream.result()) for stream in stays]
         noticed = time.perf_counter() - seen[-1]
         assert all(type(each) is EngineGone for each in found)
-        assert engine.state == ("hung" if word == "hang" else "dead")
+        assert engine.state == "hung" if word == "hang" else engine.state in ("dead", "loading")
         assert noticed < HUNG + 0.5
         assert word == "die" or noticed > 0.8 * HUNG
         with pytest.raises(EngineGone):
@@ -424,6 +425,27 @@ def test_a_process_that_reads_nothing_does_not_stop_the_server(
     runner.run(check())
 
 
+def test_an_engine_whose_steps_are_long_is_given_as_long(
+    other: Callable[..., RemoteEngine], runner: asyncio.Runner
+) -> None:
+    engine = other("slow", hung_after=0.5)
+
+    async def check() -> None:
+        assert (await engine.submit("nap").result()).status is Status.finished  # stand_in.NAP_S without a word
+        assert engine.state == "ready"
+        with pytest.raises(EngineGone):
+            await engine.submit("hang").result()
+
+    runner.run(check())
+
+
+def test_what_the_process_logs_is_in_the_servers_log(
+    other: Callable[..., RemoteEngine], runner: asyncio.Runner, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner.run(other().submit("log").result())
+    assert ("serve.somewhere", logging.WARNING, "100 %s sure") in caplog.record_tuples
+
+
 def test_a_loop_that_stands_still_takes_nobody_for_hung(
     other: Callable[..., RemoteEngine], runner: asyncio.Runner
 ) -> None:
@@ -451,6 +473,22 @@ def test_draining_waits_so_long_and_aborts_the_rest(other: Callable[..., RemoteE
         await stopping
         assert engine.state == "dead" and not psutil.pid_exists(pid)
         await engine.stop(5)  # again is nothing
+
+    runner.run(check())
+
+
+def test_a_second_stop_ends_the_patience_of_the_first(
+    other: Callable[..., RemoteEngine], runner: asyncio.Runner
+) -> None:
+    engine = other()
+
+    async def check() -> None:
+        stream = engine.submit("stay")
+        first = asyncio.create_task(engine.stop(600))
+        await asyncio.sleep(0)
+        await engine.stop(0)
+        assert engine.state == "dead" and (await stream.result()).status is Status.cancelled
+        await first
 
     runner.run(check())
 

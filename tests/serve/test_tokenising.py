@@ -22,14 +22,14 @@ class Panic(BaseException):
     """Not an Exception, as what a compiled tokenizer raises."""
 
 
-def to_ids(text: str) -> list[int]:
+def to_ids(text: str, cut: bool = True) -> list[int]:
     if "bad" in text:
         raise DataError("the text is bad")
     if "panic" in text:
         raise Panic("at some line of the prompt")
     if "die" in text:
         os.kill(os.getpid(), signal.SIGKILL)
-    return [os.getpid(), len(text)]
+    return [os.getpid(), len(text)] if cut else [0]
 
 
 @pytest.fixture
@@ -70,6 +70,12 @@ def test_long_texts_are_done_elsewhere_in_their_order_and_short_ones_do_not_wait
     ids = [each for _, each in found]
     assert all(isinstance(each, tuple) and each[0] != os.getpid() for each in ids)
     assert [each[1] for each in ids if isinstance(each, tuple)] == [2**20, 2**20 + 1, 2**20 + 2]
+
+
+def test_whether_a_text_may_be_cut_goes_with_it(tokeniser: Tokeniser) -> None:
+    tokeniser.put("short", "x", False)
+    tokeniser.put("long", "x" * 100, False)
+    assert dict(all_found(tokeniser, 2)) == {"short": (0,), "long": (0,)}
 
 
 def test_handing_over_a_long_text_takes_no_time(tokeniser: Tokeniser) -> None:
@@ -113,18 +119,18 @@ def test_dropped_texts_are_not_found(tokeniser: Tokeniser) -> None:
 
 
 def test_an_interrupt_is_nobodys_error() -> None:
-    def interrupted(text: str) -> list[int]:
+    def interrupted(text: str, cut: bool) -> list[int]:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        encoded(interrupted, "x")
+        encoded(interrupted, "x", True)
 
 
 def test_the_process_ends_with_its_owner_however_that_ends() -> None:
     owner = """
 import os
 from serve.tokenising import Tokeniser
-print(Tokeniser(lambda text: [1])._process.pid, flush=True)
+print(Tokeniser(lambda text, cut: [1])._process.pid, flush=True)
 os.kill(os.getpid(), 9)
 """
     ran = subprocess.run([sys.executable, "-c", owner], cwd=ROOT, stdout=subprocess.PIPE, text=True)

@@ -1,5 +1,6 @@
 """The engine's process from within: warm before it says so, alive while idle, and never held up by one long text."""
 
+import logging
 import multiprocessing
 import os
 import socket
@@ -20,11 +21,11 @@ from serve import worker
 from serve.desk import Desk
 from serve.engine import Engine
 from serve.frames import Channel, wait
-from serve.messages import Abort, Batch, Ended, Failed, Ready, Refused, Spoke, Stop, Submit
+from serve.messages import Abort, Batch, Ended, Failed, Log, Ready, Refused, Spoke, Stop, Submit
 from serve.options import EngineOptions, RequestOptions
 from serve.requests import Status
 from serve.tokenising import Tokeniser
-from serve.worker import BEAT_S, Settings, attend, info_of, made
+from serve.worker import BEAT_S, Settings, attend, info_of, made, warm
 from tests.scripted import early_exit, random_t5
 
 from .stories import ONE, TEN, story_engine
@@ -38,7 +39,7 @@ class Attended:
 
     def __init__(self, engine: Engine) -> None:
         ours, theirs = socket.socketpair()
-        self.tokeniser = Tokeniser(engine.model.to_ids, LONG - 1)
+        self.tokeniser = Tokeniser(engine.model.ids, LONG - 1)
         self.channel, self._theirs = Channel(ours), Channel(theirs)
         self.raised: list[BaseException] = []
         self.batches: list[Batch] = []
@@ -219,32 +220,34 @@ def test_a_life_from_ready_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_a_life_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_life_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(settings: Settings) -> Engine:
         raise CheckpointError("no such\n folder")
 
     assert lived(monkeypatch, refused) == ([Failed("CheckpointError", "no such folder")], 1)
-    assert caplog.records == []  # the server says it
 
     def broken(settings: Settings) -> Engine:
         raise ZeroDivisionError
 
-    assert lived(monkeypatch, broken) == ([Failed("ZeroDivisionError", "ZeroDivisionError")], 1)
-    assert "Traceback" in caplog.text
+    (log, failed), status = lived(monkeypatch, broken)
+    assert (failed, status) == (Failed("ZeroDivisionError", "ZeroDivisionError"), 1)
+    assert isinstance(log, Log) and "cannot be made (ZeroDivisionError at " in log.line and "\n" not in log.line
 
 
-def test_steps_that_raise_one_after_another_end_the_life_with_a_last_line(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_steps_that_raise_one_after_another_end_the_life_with_a_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = story_engine()
 
     def broken() -> Any:
         raise RuntimeError("no such luck")
 
     monkeypatch.setattr(engine, "step", broken)
+    monkeypatch.setattr(worker, "warm", lambda engine: 3.0)
     said, status = lived(monkeypatch, lambda settings: engine, Submit("a", "w3", RequestOptions(), 0.0))
-    assert status == 1 and isinstance(said[0], Ready)
-    assert caplog.records[-1].levelname == "CRITICAL" and "no such luck" in caplog.text
+    assert status == 1 and isinstance(said[0], Ready) and said[0].longest_step == 3.0
+    last = said[-1]
+    assert isinstance(last, Log) and (last.name, last.level) == ("serve.worker", logging.CRITICAL)
+    assert "(RuntimeError at " in last.line and "no such luck" not in last.line  # it may hold what a client sent
+    assert logging.getLogger("serve").handlers == []
 
 
 # what comes before
@@ -275,8 +278,10 @@ def test_a_request_of_every_kind_went_through_before_it_is_ready(folder: Path, m
 
     monkeypatch.setattr(Engine, "generate", watched)
     engine = made(settings(folder))
-    assert [type(each.policy).__name__ for each in asked] == ["Full", "Confident"]
-    assert lengths == [engine.model.max_source] * 2
+    longest = warm(engine)
+    assert [type(each.policy).__name__ for each in asked] == ["Full", "Confident"] * 2
+    assert lengths == [engine.model.max_source] * 4
+    assert longest >= 16 * min(step.total for step in engine.clock.history)  # that many may join at once
     assert not engine.has_work and not engine.slots.taken and engine.clock.steps > 0
 
 
@@ -285,7 +290,7 @@ def test_a_model_that_cannot_decode_is_never_ready(tmp_path: Path) -> None:
     broken.hf.lm_head.weight.data.fill_(float("nan"))
     path = save(broken, tmp_path / "model")
     with pytest.raises(CheckpointError, match="the model cannot decode .the logits are not finite"):
-        made(settings(path))
+        warm(made(settings(path)))
 
 
 @pytest.mark.parametrize(
