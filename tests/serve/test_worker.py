@@ -166,7 +166,7 @@ def test_a_deadline_and_an_abort_reach_a_text_that_is_being_tokenised(attended: 
     at.channel.send(Abort("aborted"))
     at.until(lambda: at.ended("aborted"))
     late, aborted = at.ended("late"), at.ended("aborted")
-    assert late is not None and late.expired and late.timing.ended - late.timing.arrived >= 0.1
+    assert late is not None and late.expired and late.timing.ended - late.timing.arrived > 0.09
     assert aborted is not None and not aborted.expired
     at.submit("next", "w4 " * LONG)
     gate.opened.set()
