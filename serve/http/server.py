@@ -21,13 +21,13 @@ from .app import create_app
 from .backend import ServedEngine
 from .call import CUT_OFF
 from .connection import ConnectionLimits, connection_class
+from .guards import LOOPBACK, MAX_HEAD_BYTES
 from .logs import LOGGER
 
 ENGINE_GONE = 4
 SAME_WITHIN_S = 0.5  # a terminal and a launcher may both pass on one Ctrl-C
 WATCH_S, POLL_S = 0.25, 0.05
 FLUSH_S = 2.0  # for the last words to clients that read slowly
-MAX_HEAD_BYTES = 16384
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -46,6 +46,8 @@ def url_of(host: str, listener: socket.socket) -> str:
 
 def serve(engine: ServedEngine, config: ServeConfig, name: str, key: str | None) -> int:
     """Serve until a signal comes; the exit status. Raises CalmError where that cannot be begun."""
+    if key is None and config.host not in LOOPBACK:
+        LOGGER.warning("without an API key everybody who reaches this address is served")
     listener = listen(config.host, config.port)
     print(f"{name} at {url_of(config.host, listener)}", flush=True)
 
