@@ -22,9 +22,12 @@ DOORS = {
     "accelerate": ("train/", "eval/"),
     "matplotlib": ("calm/plotting.py",),
     "evaluate": ("eval/",),
-    "fastapi": ("serve/",),
-    "uvicorn": ("serve/",),
-    "h11": ("eval/load_client.py", "eval/load_connection.py", "serve/http/connection.py"),
+    "fastapi": ("serve/http/",),
+    "starlette": ("serve/http/",),
+    "pydantic": ("serve/http/",),
+    "uvicorn": ("serve/http/",),
+    "prometheus_client": ("serve/http/",),
+    "h11": ("serve/http/connection.py", "eval/load_client.py", "eval/load_connection.py"),
     "hydra": BORDER,
     "omegaconf": BORDER,
 }
@@ -84,6 +87,12 @@ def loaded_after(code: str) -> set[str]:
 def test_the_package_and_the_border_load_no_tensor_library() -> None:
     loaded = loaded_after("import calm, calm.cli, calm.config, train.__main__, eval.table1, eval.calibrate")
     assert not loaded & {"torch", "transformers", "numpy", *HEAVY}
+
+
+def test_the_process_that_speaks_http_loads_no_tensor_library() -> None:
+    loaded = loaded_after("import serve.__main__, serve.remote, serve.http.server")
+    assert {"uvicorn", "fastapi"} <= loaded
+    assert not loaded & {"torch", "transformers", *HEAVY}
 
 
 def test_the_core_needs_neither_hydra_nor_the_dataset_and_tracking_libraries() -> None:

@@ -56,6 +56,35 @@ class Completion(BaseModel):
     usage: Usage
 
 
+class TokenLayers(BaseModel):
+    """Layers of a chunk's tokens."""
+
+    exit_layers: list[int]
+
+
+class ChunkChoice(BaseModel):
+    """What became final of one answer since its last chunk."""
+
+    index: int
+    text: str
+    logprobs: None
+    finish_reason: Literal["stop", "length"] | None = Field(description="Null until the answer's last chunk.")
+    early_exit: EarlyExitFacts | TokenLayers | None = Field(
+        None, description="Of the whole answer in its last chunk; before, only layers, where they are asked for."
+    )
+
+
+class Chunk(BaseModel):
+    """The content of an event."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = Field(None, description="In the last chunk, which has no choices, where it is asked for.")
+
+
 @dataclass
 class Told:
     """What a call has said so far, and its sums.

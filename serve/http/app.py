@@ -24,7 +24,7 @@ from .completions import Completions, no_such_model, ready
 from .errors import ApiError, internal_error, note
 from .guards import HeadGuard, HostGuard, KeyGuard
 from .metrics import CONTENT_TYPE, Metrics
-from .openapi import describe, documented, request_body
+from .openapi import EVENT, describe, documented, request_body
 from .request_log import RequestLog
 from .static_page import page_routes
 
@@ -106,11 +106,10 @@ def _routes(engine: ServedEngine, config: ServeConfig, name: str, metrics: Metri
 
 def _completion() -> dict[str, Any]:
     said = (
-        "The answers. As events (stream=true): chunks of this form without usage, whose choices carry the new text; "
-        "the last of each index has its finish_reason and early_exit; then the usage if it was asked for, then [DONE]. "
-        "An event named error, with an error's body, ends a stream that cannot be finished."
+        "The answers. With stream=true as events: chunks until each index has its finish_reason, then the usage where "
+        "it is asked for, then [DONE]. An event named error, with an error's body, ends a stream that fails."
     )
-    return {"model": Completion, "description": said, "content": {"text/event-stream": {"schema": {"type": "string"}}}}
+    return {"model": Completion, "description": said, "content": {"text/event-stream": {"schema": EVENT}}}
 
 
 def _text() -> dict[int | str, dict[str, Any]]:

@@ -17,6 +17,7 @@ from .logs import log_failure
 from .plan import Job
 
 Event = tuple[Job, Spoke | Ended]
+CUT_OFF = ("engine_gone", "cancelled")  # codes of errors that only an engine that leaves or dies brings about
 
 
 class Call:

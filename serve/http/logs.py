@@ -41,6 +41,7 @@ def log_to_stderr(level: int = logging.INFO) -> None:
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [], True
+        logger.setLevel(max(level, logging.WARNING))  # that it has started and stopped is told here
 
 
 def log_failure(what: str, error: BaseException | None = None) -> None:

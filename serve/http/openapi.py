@@ -9,12 +9,30 @@ from pydantic import BaseModel, Field
 
 from calm.serve_config import ServeConfig
 
+from .answers import Chunk
 from .asked import CompletionRequest
 from .errors import KINDS, RETRY_AFTER_S
 
 Json = dict[str, Any]
 ANYWHERE = (400, 408, 413, 431, 500, 503)  # whatever the route: malformed, too large, failed, too many connections
-REQUEST = "#/components/schemas/CompletionRequest"
+REF = "#/components/schemas/{model}"
+EVENT = {
+    "type": "object",
+    "properties": {
+        "event": {"enum": ["message", "error"]},
+        "data": {
+            "type": "string",
+            "anyOf": [
+                {"const": "[DONE]"},
+                *(
+                    {"contentMediaType": "application/json", "contentSchema": {"$ref": REF.format(model=each)}}
+                    for each in ("Chunk", "ErrorBody")
+                ),
+            ],
+        },
+    },
+    "required": ["data"],
+}
 DESCRIPTION = """\
 Completions of a certified early-exit T5. The prompt is the encoder's input and the answer is generated from it. Every
 token is given by the first decoder layer whose confidence reaches a threshold; a threshold of the certified set keeps
@@ -54,16 +72,19 @@ def documented(*statuses: int, secured: bool = True) -> dict[int | str, Json]:
 
 def request_body() -> Json:
     """``openapi_extra`` of the route that reads its body itself."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": {"$ref": REQUEST}}}}}
+    schema = {"$ref": REF.format(model=CompletionRequest.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def describe(app: FastAPI, config: ServeConfig, name: str, secured: bool) -> Json:
     """The OpenAPI document of this server."""
     document = get_openapi(title="calm", version=app.version, description=DESCRIPTION, routes=app.routes)
     schemas = document["components"]["schemas"]
-    request = CompletionRequest.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas.update(request.pop("$defs"))
-    schemas["CompletionRequest"] = _with_limits(request, config, name)
+    for model in (CompletionRequest, Chunk):
+        found = model.model_json_schema(ref_template=REF)
+        schemas.update(found.pop("$defs"))
+        schemas[model.__name__] = found
+    _limit(schemas["CompletionRequest"], config, name)
     for each in ("HTTPValidationError", "ValidationError"):
         schemas.pop(each, None)
     for path in document["paths"].values():
@@ -76,7 +97,8 @@ def describe(app: FastAPI, config: ServeConfig, name: str, secured: bool) -> Jso
     return dict(document)
 
 
-def _with_limits(schema: Json, config: ServeConfig, name: str) -> Json:
+def _limit(schema: Json, config: ServeConfig, name: str) -> None:
+    """Tell this server's own limits."""
     fields = schema["properties"]
     fields["model"]["enum"] = [name]
     _number(fields["n"])["maximum"] = config.limits.max_n
@@ -84,7 +106,6 @@ def _with_limits(schema: Json, config: ServeConfig, name: str) -> Json:
     texts["maxItems"] = lists["maxItems"] = config.limits.max_prompts_per_call
     stops = next(kind for kind in fields["stop"]["anyOf"] if kind.get("type") == "array")
     stops["maxItems"] = config.limits.max_stops
-    return schema
 
 
 def _number(field: Mapping[str, Any]) -> Json:

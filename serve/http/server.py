@@ -19,13 +19,15 @@ from calm.serve_config import ServeConfig
 
 from .app import create_app
 from .backend import ServedEngine
+from .call import CUT_OFF
 from .connection import ConnectionLimits, connection_class
+from .guards import LOOPBACK, MAX_HEAD_BYTES
 from .logs import LOGGER
 
 ENGINE_GONE = 4
 SAME_WITHIN_S = 0.5  # a terminal and a launcher may both pass on one Ctrl-C
 WATCH_S, POLL_S = 0.25, 0.05
-MAX_HEAD_BYTES = 16384
+FLUSH_S = 2.0  # for the last words to clients that read slowly
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -44,6 +46,8 @@ def url_of(host: str, listener: socket.socket) -> str:
 
 def serve(engine: ServedEngine, config: ServeConfig, name: str, key: str | None) -> int:
     """Serve until a signal comes; the exit status. Raises CalmError where that cannot be begun."""
+    if key is None and config.host not in LOOPBACK:
+        LOGGER.warning("without an API key everybody who reaches this address is served")
     listener = listen(config.host, config.port)
     print(f"{name} at {url_of(config.host, listener)}", flush=True)
 
@@ -56,11 +60,11 @@ def serve(engine: ServedEngine, config: ServeConfig, name: str, key: str | None)
 
 
 class InFlight:
-    """Counts the requests that are in the application."""
+    """Counts the requests that are in the application, and those whose answer the engine did not finish."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self.count = 0
+        self.count = self.cut_off = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.count += 1
@@ -68,6 +72,7 @@ class InFlight:
             await self._app(scope, receive, send)
         finally:
             self.count -= 1
+            self.cut_off += scope.get("state", {}).get("facts", {}).get("error") in CUT_OFF
 
 
 class WebServer(uvicorn.Server):
@@ -151,6 +156,7 @@ class Service:
             if life.done():
                 life.result()
             if asked.done():
+                life.cancel()
                 return await self._drained()
             return ENGINE_GONE
         finally:
@@ -199,12 +205,10 @@ class Service:
             await asyncio.gather(finishing, leaving, return_exceptions=True)
 
     async def _finish(self) -> bool:
-        """Whether everything in flight was answered in time."""
-        stopping = asyncio.create_task(self._engine.stop(self._config.drain_s))
-        until = time.monotonic() + self._config.drain_s
-        try:
-            while self._app.count and time.monotonic() < until:
-                await asyncio.sleep(POLL_S)
-            return not self._app.count
-        finally:
-            await stopping
+        """Whether everything in flight was answered in full."""
+        before = self._app.cut_off
+        await self._engine.stop(self._config.drain_s)
+        until = time.monotonic() + FLUSH_S
+        while self._app.count and time.monotonic() < until:
+            await asyncio.sleep(POLL_S)
+        return not self._app.count and self._app.cut_off == before

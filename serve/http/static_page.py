@@ -22,7 +22,10 @@ FILES = {  # path -> file and type
 }
 HEADERS = {
     "cache-control": "no-cache",
-    "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "content-security-policy": (
+        "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }

@@ -95,7 +95,11 @@ class Running:
         if receive_buffer is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         connection.settimeout(PATIENCE_S)
-        connection.connect(("127.0.0.1", self.port))
+        try:
+            connection.connect(("127.0.0.1", self.port))
+        except OSError:
+            connection.close()
+            raise
         return connection
 
     def signal(self, number: int = SIGTERM) -> None:
