@@ -633,6 +633,13 @@ PEERS = (
     "transformers", "transformers-compiled", "ctranslate2-fp32", "ctranslate2-int8", "openvino", "onnxruntime"
 )  # fmt: skip
 SERVED_DTYPES = ("fp32", "bf16", "int8")
+
+
+def served_numbers(dtype: str) -> tuple[str, Weights]:
+    """Of one of SERVED_DTYPES: torch's name of what is not int8, and the layers' weights."""
+    return "float32" if dtype == "fp32" else "bfloat16", Weights.int8 if dtype == "int8" else Weights.model
+
+
 SERVED_SHAPES = ("tiny", "small", "base")
 
 
@@ -650,7 +657,7 @@ class PeersConfig:
     base_batches: list[int] = field(default_factory=lambda: [1, 8])
     threads: int = 1
     peers: list[str] = field(default_factory=lambda: list(PEERS))
-    dtypes: list[str] = field(default_factory=lambda: list(SERVED_DTYPES))  # ours at full depth; int8 encodes in bf16
+    dtypes: list[str] = field(default_factory=lambda: list(SERVED_DTYPES))  # ours at full depth
     heads: list[Head] = field(default_factory=lambda: [Head.full, Head.screened])
     exit_dtypes: list[str] = field(default_factory=lambda: ["int8"])
     exit_heads: list[Head] = field(default_factory=lambda: [Head.full])

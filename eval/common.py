@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import timedelta
@@ -150,6 +150,11 @@ def open_decoder(
 def plain(value: Any) -> Any:
     """Settings as JSON has them."""
     return json.loads(json.dumps(asdict(value) if is_dataclass(value) and not isinstance(value, type) else value))
+
+
+def asked_of(config: Any, unimportant: Collection[str]) -> dict[str, Any]:
+    """Settings that change what is measured, as JSON has them: what a ledger knows its records by."""
+    return {name: value for name, value in plain(config).items() if name not in unimportant}
 
 
 class Stamp:

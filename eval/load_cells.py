@@ -19,7 +19,7 @@ from typing import Any
 
 from calm.load_config import LoadConfig, early_exit, told_rate
 
-from .common import plain
+from .common import asked_of
 from .load_arrivals import arrivals, open_loop
 from .load_client import Client, body_of
 from .load_metrics import measures
@@ -149,7 +149,7 @@ class Ledger:
     def __init__(self, run_dir: Path, config: LoadConfig, model: str, prompts: Sequence[Prompt]) -> None:
         from calm.calibration.identity import hash_json
 
-        asked = {name: value for name, value in plain(config).items() if name not in UNIMPORTANT}
+        asked = asked_of(config, UNIMPORTANT)
         asked = {name: "inf" if value == math.inf else value for name, value in asked.items()}
         self._folder = run_dir / "cells" / hash_json({"asked": asked, "model": model, "prompts": list(prompts)})[:12]
 

@@ -4,11 +4,13 @@ import hashlib
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from calm.config import Head, PeersConfig, TraceKind
+
+from .common import asked_of
 
 WORKERS = Path(__file__).parent / "peer_workers"
 OURS = "ours"
@@ -100,8 +102,7 @@ class Case:
 
     def key(self, config: PeersConfig) -> str:
         """Name of its record: another one where anything is asked that changes what is measured."""
-        asked = {name: value for name, value in asdict(config).items() if name not in UNIMPORTANT}
-        told = json.dumps(asked, sort_keys=True, default=str).encode()
+        told = json.dumps(asked_of(config, UNIMPORTANT), sort_keys=True).encode()
         length = f"s{self.source}" if self.source else "articles"
         return f"{self.shape}-{length}-b{self.batch}-t{self.threads}-{hashlib.sha256(told).hexdigest()[:8]}"
 

@@ -75,11 +75,6 @@ class CandidateDecoder:
         return int.from_bytes(sha256(f"{self._drawn.seed}/{name}".encode()).digest()[:4], "big")
 
 
-def candidate_decoder(model: "EarlyExitT5", spec: "DecodeSpec", drawn: Drawn) -> CandidateDecoder:
-    """What a DecodeSpec is given to make its decoder with."""
-    return CandidateDecoder(model, spec, drawn)
-
-
 @dataclass(frozen=True)
 class Choice:
     """What became of one row."""
@@ -102,7 +97,7 @@ def run(config: RelabelConfig, run_dir: Path) -> int:
     spec = DecodeSpec(
         str(folder), device, choose_dtype(config.precision), DecoderName.engine, config.batch_size,
         **choose_runner(DecoderName.engine, config.runner, device),
-        make=partial(candidate_decoder, drawn=drawn),
+        make=partial(CandidateDecoder, drawn=drawn),
     )  # fmt: skip
     output = Path(config.output) if config.output else run_dir / "relabelled.jsonl"
     with open_decoder(spec, config.processes) as decode:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from calm.config import RunnerName, ServingConfig
 from calm.errors import CalmError, DataError
 
-from .common import Stamp, finish, plain, say
+from .common import Stamp, asked_of, finish, plain, say
 from .serving_figures import Drawn, draw_figure
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def ledger_name(workload: "Workload") -> str:
     from calm.calibration.identity import hash_json
 
     identity = workload.model.identity
-    asked = {name: value for name, value in plain(workload.config).items() if name not in UNIMPORTANT}
+    asked = asked_of(workload.config, UNIMPORTANT)
     # random sources and traces are drawn for the longest and the largest of all
     asked |= {"longest": max(workload.config.source_tokens), "largest": max(workload.config.batches)}
     model = workload.about if identity is None else {**workload.about, "checkpoint": identity.model}

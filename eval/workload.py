@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calm.config import BatchRule, Head, Measure, Schedule, ServingConfig, TraceKind, Weights
+from calm.config import BatchRule, Head, Measure, Schedule, ServingConfig, TraceKind, served_numbers
 from calm.errors import ConfigError
 
 from .common import choose_model, corpus_settings, say
@@ -180,11 +180,7 @@ def model_dtype(dtype: str) -> Any:
     """Arithmetic of the encoder and of what is not int8."""
     import torch
 
-    return torch.float32 if dtype == "fp32" else torch.bfloat16
-
-
-def layer_weights(dtype: str) -> Weights:
-    return Weights.int8 if dtype == "int8" else Weights.model
+    return getattr(torch, served_numbers(dtype)[0])
 
 
 def shape_workload(config: ServingConfig, shape: str) -> Workload:
@@ -301,7 +297,7 @@ def engine_options(config: ServingConfig, head: Head, **others: Any) -> "EngineO
         head=head,
         head_k=config.head_k,
         runner=config.runner,
-        weights=layer_weights(config.dtype),
+        weights=served_numbers(config.dtype)[1],
         cross_kv=config.cross_kv,
         **others,
     )

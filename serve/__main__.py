@@ -10,7 +10,7 @@ Listens on loopback unless ``host=`` says otherwise. With a key, in CALM_API_KEY
 from pathlib import Path
 
 from calm.cli import program
-from calm.config import Device, Weights
+from calm.config import Device, served_numbers
 from calm.errors import CheckpointError, ConfigError
 from calm.serve_config import ServeConfig, served_name
 
@@ -32,6 +32,7 @@ def run(config: ServeConfig, run_dir: Path) -> int:
 
     key = read_key(config.api_key_file)
     log_to_stderr()
+    dtype, weights = served_numbers(config.dtype)
     options = EngineOptions(
         rule=config.rule,
         max_batch=config.max_batch,
@@ -39,7 +40,7 @@ def run(config: ServeConfig, run_dir: Path) -> int:
         head=config.head,
         head_k=config.head_k,
         runner=config.runner,
-        weights=Weights.int8 if config.dtype == "int8" else Weights.model,
+        weights=weights,
         cross_kv=config.cross_kv,
         on_drift=config.on_drift,
         requests_per_alarm=config.requests_per_alarm,
@@ -50,7 +51,7 @@ def run(config: ServeConfig, run_dir: Path) -> int:
         options,
         name=name,
         device="cuda" if config.device is Device.cuda else "cpu",
-        dtype="float32" if config.dtype == "fp32" else "bfloat16",
+        dtype=dtype,
         restarts=config.restarts,
     )
     return serve(engine, config, name, key)

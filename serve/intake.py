@@ -60,7 +60,7 @@ class Intake:
         Text is cut to the model's length, or, ``truncate`` being false, refused with a DataError where it is longer.
         """
         if isinstance(source, str):
-            return tuple(self.model.ids(source, truncate))
+            return tuple(self.model.to_ids(source, truncate))
         if isinstance(source, bytes) or not isinstance(source, Sequence):
             raise DataError(f"a source is a text or a sequence of ids, got {type(source).__name__}")
         if len(source) > self.model.max_source:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from calm.models.t5 import EarlyExitT5
 
 
+class ToIds(Protocol):
+    def __call__(self, text: str, cut: bool = True) -> list[int]: ...
+
+
 @dataclass(frozen=True)
 class ServedModel:
     """A model as the engine sees it.
@@ -34,8 +38,8 @@ class ServedModel:
         spec: the decoder.
         encode: ids and mask -> hidden states of the encoder.
         classifier: hidden -> P(exit), fp32; None before it is trained.
-        to_ids, to_text: a source's text to ids (EOS last, cut to ``max_source``), ids to text.
-        whole_ids: as ``to_ids``, but a text that would be cut is a DataError.
+        to_ids, to_text: a source's text to ids (EOS last), ids to text. A longer one than ``max_source`` is cut, or a
+            DataError where ``cut`` is false.
         encoder: tensors for the native runner's own encoder; None: ``encode`` is all there is.
         classifier_weights: of the exit classifier: (d_model,) and a bias.
         exit_layers: layers after which a row may leave.
@@ -47,9 +51,8 @@ class ServedModel:
     spec: DecoderSpec
     encode: Encode
     classifier: Callable[[Tensor], Tensor] | None
-    to_ids: Callable[[str], list[int]]
+    to_ids: ToIds
     to_text: Callable[[Sequence[int]], str]
-    whole_ids: Callable[[str], list[int]]
     exit_layers: tuple[int, ...]
     max_source: int
     max_target: int
@@ -74,10 +77,6 @@ class ServedModel:
         if kind not in self._packed_encoders:
             self._packed_encoders[kind] = PackedEncoder.of(self.encoder, self.spec, kind)
         return self._packed_encoders[kind]
-
-    def ids(self, text: str, cut: bool = True) -> list[int]:
-        """Ids of a text, by ``to_ids`` or, where it may not be cut, by ``whole_ids``. Raises DataError."""
-        return self.to_ids(text) if cut else self.whole_ids(text)
 
     @property
     def device(self) -> torch.device:
@@ -115,9 +114,8 @@ def served(
         spec=export_spec(model),
         encode=model.encode,
         classifier=model.classifier if settings.has_classifier else None,
-        to_ids=lambda text: encode_source(tokenizer, text, settings),
+        to_ids=lambda text, cut=True: encode_source(tokenizer, text, settings, cut=cut),
         to_text=lambda ids: decode_ids(tokenizer, ids),
-        whole_ids=lambda text: encode_source(tokenizer, text, settings, cut=False),
         exit_layers=tuple(settings.exit_layers),
         max_source=settings.max_source_tokens,
         max_target=settings.max_target_tokens,

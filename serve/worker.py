@@ -87,7 +87,7 @@ def _life(channel: Channel, settings: Settings) -> int:
     from .desk import Desk
     from .tokenising import Tokeniser
 
-    tokeniser = Tokeniser(engine.model.ids)
+    tokeniser = Tokeniser(engine.model.to_ids)
     try:
         channel.send(Ready(info_of(engine, settings.name), longest))
         attend(channel, Desk(engine, tokeniser), tokeniser)

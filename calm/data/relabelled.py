@@ -6,9 +6,7 @@ from pathlib import Path
 
 from ..errors import DataError
 from ..records import Example
-from .files import Columns, read_jsonl
-
-COLUMNS = Columns(source="id", target="target", id="id")
+from .files import json_lines
 
 
 def relabelled(rows: Sequence[Example], path: Path, dropped: dict[str, int]) -> list[Example]:
@@ -17,12 +15,13 @@ def relabelled(rows: Sequence[Example], path: Path, dropped: dict[str, int]) -> 
     Raises DataError: the file cannot be read, names a row that is none of these, or names one twice.
     """
     targets: dict[str, str] = {}
-    for line in read_jsonl(path, COLUMNS):
-        if not line.source or not (line.target or "").strip():
-            raise DataError(f"{line.where}: a row needs an id and a target that is not empty")
-        if line.source in targets:
-            raise DataError(f"{line.where}: row {line.source!r} is there twice")
-        targets[line.source] = str(line.target)
+    for where, values in json_lines(path):
+        name, target = values.get("id"), values.get("target")
+        if not isinstance(name, str) or not name or not isinstance(target, str) or not target.strip():
+            raise DataError(f"{where}: a row needs an id and a target that is not empty")
+        if name in targets:
+            raise DataError(f"{where}: row {name!r} is there twice")
+        targets[name] = target
     there = {row.id for row in rows}
     stranger = next((name for name in targets if name not in there), None)
     if stranger is not None:

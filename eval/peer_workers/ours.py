@@ -1,7 +1,7 @@
 """This project's engine beside the others: full depth, a static depth, or replayed exits.
 
-Settings: ``dtype`` fp32, bf16 or int8, ``runner``, and ``cross_kv``, which only int8 follows. int8 is of the decoder's
-weights; its encoder runs in bf16.
+Settings: ``dtype`` fp32, bf16 or int8, ``runner``, and ``cross_kv``, which only int8 follows. int8 is of the weights;
+what else there is runs in bf16.
 
 A variant is ``{"rule", "head", "policy"}``; a policy is ``{"kind": "full"}``, ``{"kind": "static", "layer"}`` or
 ``{"kind": "replay", "layers": [[per token], per row], "measure"}``.
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from calm.config import BatchRule, Head, Measure, RunnerName, Weights
+from calm.config import BatchRule, Head, Measure, RunnerName, Weights, served_numbers
 from calm.cost import CostTable
 from calm.errors import CalmError
 from calm.policies import Full, Policy, Replay, Static, fixed_depth
@@ -60,12 +60,12 @@ class Ours:
 
     def load(self, folder: Path, store: Path, threads: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(threads)
-        kind = settings["dtype"]
-        self._model = served(folder, "cpu", torch.float32 if kind == "fp32" else torch.bfloat16)
+        dtype, weights = served_numbers(settings["dtype"])
+        self._model = served(folder, "cpu", getattr(torch, dtype))
         runner = RunnerName(settings["runner"])
         self._options = {"runner": runner}
-        if kind == "int8":
-            self._options |= {"weights": Weights.int8, "cross_kv": Weights(settings["cross_kv"])}
+        if weights is Weights.int8:
+            self._options |= {"weights": weights, "cross_kv": Weights(settings["cross_kv"])}
         return {"versions": versions("torch"), "layers": self._model.spec.num_layers, "runner": runner.value}
 
     def prepare(self, sources: Sources, most: int, variants: Mapping[str, Mapping[str, Any]]) -> None:

@@ -146,17 +146,11 @@ def kernels() -> str:
 
 
 class Handle:
-    """An object of the library, for as long as somebody holds this; whoever does holds what its memory is too."""
+    """An engine or an encoder of the library (``kind``), for as long as somebody holds this and with it its memory."""
 
-    def __init__(self, view: ModelView | EncoderView, *memory: object) -> None:
+    def __init__(self, kind: str, view: ctypes.Structure, *memory: object) -> None:
         self._memory = (view, *memory)
-        functions = library()
-        decoder = isinstance(view, ModelView)
-        make, free = (
-            (functions.calm_new, functions.calm_free)
-            if decoder
-            else (functions.calm_encoder_new, functions.calm_encoder_free)
-        )
+        make, free = (getattr(library(), f"calm_{kind}_{what}") for what in ("new", "free"))
         self.address: int = make(ctypes.byref(view))
         weakref.finalize(self, free, self.address).atexit = False
 
@@ -174,8 +168,8 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
         "calm_model_bytes": (whole, []),
         "calm_wave_bytes": (whole, []),
         "calm_encoder_bytes": (whole, []),
-        "calm_new": (pointer, [pointer]),
-        "calm_free": (None, [pointer]),
+        "calm_engine_new": (pointer, [pointer]),
+        "calm_engine_free": (None, [pointer]),
         "calm_put_source": (None, [pointer, whole, pointer, pointer, whole]),
         "calm_fill": (None, [pointer, whole, whole]),
         "calm_start": (None, [pointer, pointer]),

@@ -15,7 +15,7 @@ from calm.rules import padded_length
 from ..prefill import CrossKV
 from .build import Handle, library
 from .views import BF16, FP32, NO_MEMORY, POINTER, EncoderLayerView, EncoderView, MatrixView
-from .weights import ACTIVATIONS, LANES, address, packed_matrix
+from .weights import ACTIVATIONS, LANES, address, embedding, feed_forward, packed_matrix
 
 
 @dataclass
@@ -49,8 +49,7 @@ class PackedEncoder:
         for number in range(1, decoder.num_layers + 1):
             both = [decoder.tensors[f"{number}.cross_{name}"].float() for name in "kv"]
             cross[number - 1] = packed_matrix(torch.cat(both) * norm, kind, owned)
-        embed = spec.tensors["embed"].contiguous()
-        embed = embed if embed.dtype is torch.bfloat16 else embed.float()
+        embed = embedding(spec.tensors["embed"])
         return cls(spec, kind, layers, cross, embed, decoder.tensors["1.cross_k"].dtype, owned)
 
 
@@ -58,13 +57,11 @@ def _layer(spec: EncoderSpec, number: int) -> dict[str, Tensor]:
     def read(name: str) -> Tensor:
         return spec.tensors[f"{number}.{name}"].float()
 
-    own, ffn = read("self_norm"), read("ffn_norm")
-    up = [read("ffn_gate"), read("ffn_up")] if spec.gated else [read("ffn_up")]
+    own = read("self_norm")
     return {
         "qkv": torch.cat([read("self_q") * spec.attention_scale, read("self_k"), read("self_v")]) * own,
         "o": read("self_o"),
-        "up": torch.cat(up) * ffn,
-        "down": read("ffn_down"),
+        **feed_forward(read, spec.gated),
     }
 
 
@@ -107,7 +104,7 @@ class NativePrefill:
             cross=ctypes.addressof(packed.cross),
         )
         self._encode = library().calm_encode
-        self._owner = Handle(view, packed, bias)
+        self._owner = Handle("encoder", view, packed, bias)
 
     def padded(self, length: int) -> int:
         """Tokens by which a cost table knows the encoding of such a source."""

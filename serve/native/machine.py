@@ -114,7 +114,7 @@ class NativeMachine:
         self._start, self._climb, self._speak = functions.calm_start, functions.calm_climb, functions.calm_speak
         kept = [self.step, self.token, self._hidden, self._previous, self._ints, self._candidates, self.confidences]
         kept += [self._bias, self._checked, self._classifier, self._words, self._doubt]
-        self._owner = Handle(view, packed, exits, *kept)
+        self._owner = Handle("engine", view, packed, exits, *kept)
         self._handle = self._owner.address
         slots.attach(self._owner)
 

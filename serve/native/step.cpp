@@ -218,8 +218,8 @@ int32_t calm_model_bytes() { return sizeof(Model); }
 int32_t calm_wave_bytes() { return sizeof(Wave); }
 int32_t calm_encoder_bytes() { return sizeof(Encoder); }
 
-Engine* calm_new(const Model* model) { return new Engine{*model, {}, {}}; }
-void calm_free(Engine* engine) { delete engine; }
+Engine* calm_engine_new(const Model* model) { return new Engine{*model, {}, {}}; }
+void calm_engine_free(Engine* engine) { delete engine; }
 
 void calm_put_source(Engine* e, int32_t slot, const float* keys, const float* values, int32_t length) {
     const int32_t kind = e->m.cross_kind;

@@ -6,6 +6,7 @@ skipped layer come from one left factor.
 """
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -77,8 +78,7 @@ class Packed:
         for number, view in enumerate(layers, start=1):
             for name, weights in _layer(spec, number).items():
                 setattr(view, name, packed_matrix(weights, kind, owned))
-        embed = spec.tensors["embed"].contiguous()
-        return cls(spec, kind, layers, embed if embed.dtype is torch.bfloat16 else embed.float(), owned)
+        return cls(spec, kind, layers, embedding(spec.tensors["embed"]), owned)
 
     def head(self, numbers: int) -> MatrixView:
         """The head packed as these numbers."""
@@ -108,6 +108,18 @@ class Packed:
         return packed_matrix(words, INT8, self._owned), doubts(words, quantised(words)).contiguous()
 
 
+def embedding(table: Float[Tensor, "vocab d_model"]) -> Float[Tensor, "vocab d_model"]:
+    """As a step reads it: bf16 stays, all else is fp32."""
+    table = table.contiguous()
+    return table if table.dtype is torch.bfloat16 else table.float()
+
+
+def feed_forward(read: Callable[[str], Tensor], gated: bool) -> dict[str, Tensor]:
+    """The two products of a layer's feed-forward, its norm folded in; gate first where there is one."""
+    up = [read("ffn_gate"), read("ffn_up")] if gated else [read("ffn_up")]
+    return {"up": torch.cat(up) * read("ffn_norm"), "down": read("ffn_down")}
+
+
 def head_words(spec: DecoderSpec) -> Float[Tensor, "vocab d_model"]:
     """The head with the final norm's weight and the scale of tied checkpoints folded in."""
     return spec.tensors["head"].float() * (spec.tensors["final_norm"].float() * spec.head_scale)
@@ -124,16 +136,14 @@ def _layer(spec: DecoderSpec, number: int) -> dict[str, Tensor]:
     def read(name: str) -> Tensor:
         return spec.tensors[f"{number}.{name}"].float()
 
-    own, cross, ffn = read("self_norm"), read("cross_norm"), read("ffn_norm")
-    up = [read("ffn_gate"), read("ffn_up")] if spec.gated else [read("ffn_up")]
+    own, cross = read("self_norm"), read("cross_norm")
     return {
         "q": read("self_q") * own * spec.attention_scale,
         "kv": torch.cat([read("self_k"), read("self_v")]) * own,
         "o": read("self_o"),
         "cross_q": read("cross_q") * cross * spec.attention_scale,
         "cross_o": read("cross_o"),
-        "up": torch.cat(up) * ffn,
-        "down": read("ffn_down"),
+        **feed_forward(read, spec.gated),
     }
 
 

@@ -83,7 +83,7 @@ def at() -> Iterator[Callable[..., Counter]]:
     made: list[Tokeniser] = []
 
     def counter(engine: Engine, short: int = 4096) -> Counter:
-        made.append(Tokeniser(engine.model.ids, short))
+        made.append(Tokeniser(engine.model.to_ids, short))
         return Counter(engine, made[-1])
 
     yield counter
@@ -294,7 +294,7 @@ def test_running_rows_do_not_wait_for_more_than_one_text(at: Callable[..., Count
     engine = story_engine()
     to_ids = engine.model.to_ids
     read: list[str] = []
-    engine.model = replace(engine.model, to_ids=lambda text: [read.append(text), *to_ids(text)][1:])  # type: ignore[func-returns-value]
+    engine.model = replace(engine.model, to_ids=lambda text, cut=True: [read.append(text), *to_ids(text)][1:])  # type: ignore[func-returns-value]
     counter = at(engine, short=30)
     counter.submit("a", "w3")
     counter.step()

@@ -31,8 +31,8 @@ spec = DecoderSpec(
 )
 model = ServedModel(
     spec=spec, encode=lambda ids, mask: tensors["embed"][ids], classifier=None,
-    to_ids=lambda text: [int(word) for word in text.split()], to_text=lambda ids: " ".join(map(str, ids)),
-    whole_ids=lambda text: [int(word) for word in text.split()], exit_layers=(1, 2), max_source=8, max_target=6,
+    to_ids=lambda text, cut=True: [int(word) for word in text.split()], to_text=lambda ids: " ".join(map(str, ids)),
+    exit_layers=(1, 2), max_source=8, max_target=6,
 )
 policy = Confident(Measure.softmax, ThresholdSchedule(0.5, length=6))
 for rule in BatchRule:

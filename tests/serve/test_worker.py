@@ -39,7 +39,7 @@ class Attended:
 
     def __init__(self, engine: Engine) -> None:
         ours, theirs = socket.socketpair()
-        self.tokeniser = Tokeniser(engine.model.ids, LONG - 1)
+        self.tokeniser = Tokeniser(engine.model.to_ids, LONG - 1)
         self.channel, self._theirs = Channel(ours), Channel(theirs)
         self.raised: list[BaseException] = []
         self.batches: list[Batch] = []
@@ -133,10 +133,10 @@ class Gate:
         self.opened = multiprocessing.get_context("fork").Event()
         engine.model = replace(engine.model, to_ids=self)
 
-    def __call__(self, text: str) -> list[int]:
+    def __call__(self, text: str, cut: bool = True) -> list[int]:
         if len(text) >= LONG:
             assert self.opened.wait(60)
-        return self._to_ids(text)
+        return self._to_ids(text, cut)
 
 
 def test_a_long_text_holds_nobody_up(attended: Callable[..., Attended]) -> None:
