@@ -79,9 +79,13 @@ class SimWave:
         self.engine.pay("layers", "layer" if self.in_place else "layer_gathered", self.bucket)
 
     def check(self, layer: int) -> Flags:
-        self.engine.pay("checks", self.engine.check_name(layer), self.bucket)
+        self.engine.pay_check(layer, self.bucket, self._asked(layer))
         crossed = self._depths <= layer
         return Flags(self._live, crossed, crossed)
+
+    def _asked(self, layer: int) -> int:
+        """Rows whose confidence is asked after this layer: not those that a rule holds where they crossed."""
+        return sum(bool(row.trace.measures) and not (self.rule.holds and row.depth < layer) for row in self.rows)
 
     def told(self, flag: Bool[Tensor, ""]) -> bool:
         return bool(flag)
@@ -208,11 +212,13 @@ class SimEngine:
         self._seconds[phase] = self._seconds.get(phase, 0.0) + cost
         self.now += cost
 
-    def check_name(self, layer: int) -> str:
-        """What the table calls a check after this layer of the rows that run."""
-        if layer not in self.setting.checked:
-            return checking(())
-        return checking(self._asked, layer == min(self.setting.checked))
+    def pay_check(self, layer: int, bucket: int, asked: int) -> None:
+        """After this layer: of the whole bucket, or without packing of the rows that are asked."""
+        if layer not in self.setting.checked or not (asked or self.setting.packed):
+            self.pay("checks", checking(()), bucket)
+            return
+        name = checking(self._asked, layer == min(self.setting.checked))
+        self.pay("checks", name, bucket if self.setting.packed else asked)
 
     def step(self) -> SimStep:
         """One step of the engine."""

@@ -83,6 +83,22 @@ def test_checks_cost_by_measure_and_by_whether_they_are_the_first() -> None:
         SimEngine(table, SETTING, OWN).run([Trace((4,), measures=frozenset({Measure.state}))])
 
 
+def test_without_packing_a_check_costs_by_the_rows_that_are_asked() -> None:
+    sizes = {"first_check:softmax": {1: 1.0, 2: 10.0, 3: 100.0}, "check:softmax": {1: 2.0, 2: 20.0, 3: 200.0}}
+    free = table_of(check=0.5).seconds
+    table = CostTable({name: {**each, 3: max(each.values())} for name, each in free.items()}).plus(sizes)
+    setting = replace(SETTING, buckets=(1, 2, 3), packed=False)
+    softmax = frozenset({Measure.softmax})
+    rows = [Trace((1,), measures=softmax), Trace((4,), measures=softmax), Trace((4,))]
+
+    def checks(rule: Rule) -> float:
+        return SimEngine(table, setting, rule).run(rows).steps[0].seconds["checks"]
+
+    # after layer 1 two rows; after 2 and 3 the one that has not crossed; after 4 nobody
+    assert checks(OWN) == checks(COMPACT) == 10.0 + 2.0 + 2.0 + 0.5
+    assert checks(Rule(BatchRule.sync)) == 10.0 + 20.0 + 20.0 + 0.5  # nobody is held where it crossed
+
+
 def test_the_early_head_needs_every_row_to_leave_early() -> None:
     table = table_of(head=10.0, early_head=1.0)
     asked = frozenset({Measure.softmax})
