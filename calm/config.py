@@ -771,6 +771,7 @@ def register() -> None:
 
     from .load_config import LoadConfig
     from .serve_config import ServeConfig
+    from .soak_config import HttpShareConfig, SoakConfig
 
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
@@ -784,5 +785,7 @@ def register() -> None:
         store.store(name=f"{name}_schema", node=ServingConfig)
     store.store(name="serve_schema", node=ServeConfig)
     store.store(name="serving_schema", node=LoadConfig)
+    store.store(name="soak_schema", node=SoakConfig)
+    store.store(name="http_share_schema", node=HttpShareConfig)
     store.store(group="model", name="_schema", node=ModelConfig)
     store.store(group="data", name="_schema", node=DataConfig)

@@ -252,3 +252,23 @@ def _load_legend(df: pd.DataFrame, ax: Any) -> None:
         hollow = "some failed, or\nthe client was late"
         handles.append(Line2D([], [], color="#444444", marker="o", markerfacecolor="white", linestyle="", label=hollow))
     ax.legend(handles=handles, frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def plot_held(df: pd.DataFrame, title: str = "", axes: Any = None) -> Any:
+    """What a server holds over time: memory, open files, requests.
+
+    Args:
+        df: columns at (seconds), rss_mib, files, running, waiting.
+    """
+    axes = _row_of_axes(3, title) if axes is None else axes
+    minutes = df["at"] / 60.0
+    shown = (("resident memory, MiB", ["rss_mib"]), ("open files", ["files"]), ("requests", ["running", "waiting"]))
+    for ax, (label, columns) in zip(axes, shown, strict=True):
+        for column in columns:
+            ax.plot(minutes, df[column], linewidth=1.0, label=column)
+        ax.set_ylabel(label)
+        ax.set_xlabel("minutes")
+        ax.set_ylim(bottom=0)
+        ax.grid(alpha=0.3)
+    axes[-1].legend()
+    return axes

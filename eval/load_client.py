@@ -83,8 +83,7 @@ class Client:
         zero = sent if zero is None else zero
         sample, replies = Sample(number, scheduled, sent - zero, 0.0), [Completion()]
         try:
-            async with asyncio.timeout(self._timeout):
-                await self.pool.exchange(self._request(len(body)), body, lambda: _another(replies, Completion()))
+            await self.exchange(body, lambda: _another(replies, Completion()))
             sample = self._read(sample, replies[-1])
         except TimeoutError:
             sample = replace(sample, error=ErrorKind.timeout, detail=f"no end within {self._timeout:g} s")
@@ -100,6 +99,15 @@ class Client:
             status=reply.status or None,
             retries=max(0, len(replies) - 2),
         )
+
+    async def exchange(self, body: bytes, reply: Callable[[], Reply]) -> None:
+        """Send a completion's body; ``reply`` makes what takes the answer.
+
+        Raises:
+            TimeoutError, Disconnected, Unreachable, Malformed
+        """
+        async with asyncio.timeout(self._timeout):
+            await self.pool.exchange(self._request(len(body)), body, reply)
 
     def close(self) -> None:
         self.pool.close()
