@@ -769,6 +769,7 @@ def register() -> None:
     """Store the schemas for Hydra, once."""
     from hydra.core.config_store import ConfigStore
 
+    from .drift_config import DriftConfig, traffic_choices
     from .load_config import LoadConfig
     from .serve_config import ServeConfig
     from .soak_config import HttpShareConfig, SoakConfig
@@ -785,6 +786,9 @@ def register() -> None:
         store.store(name=f"{name}_schema", node=ServingConfig)
     store.store(name="serve_schema", node=ServeConfig)
     store.store(name="serving_schema", node=LoadConfig)
+    store.store(name="drift_schema", node=DriftConfig)
+    for name, choice in traffic_choices().items():
+        store.store(group="traffic", name=name, node=choice)
     store.store(name="soak_schema", node=SoakConfig)
     store.store(name="http_share_schema", node=HttpShareConfig)
     store.store(group="model", name="_schema", node=ModelConfig)

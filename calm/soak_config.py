@@ -54,7 +54,7 @@ class HttpShareConfig:
     tokens: int = 64  # of each answer
     waves: int = 4  # requests of a turn, in full batches
     queued: float = 2.0  # requests in flight over HTTP, in full batches: a batch that runs and what is to follow it
-    ways: list[str] = field(default_factory=lambda: ["full", "threshold=0.5"])
+    ways: list[str] = field(default_factory=lambda: ["full", "static=2"])
     repeats: int = 7
     warmups: int = 1
     allow_noisy: bool = False

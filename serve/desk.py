@@ -183,11 +183,13 @@ class Desk:
         """Tell what a row said since it was last told."""
         row, begin, layers = one.row, one.tokens, self._engine.model.spec.num_layers
         assert row is not None
-        try:
-            text = visible_text(row, self._engine.model.to_text)
-        except Exception as error:
-            self._engine.fail(row.id, error)
-            return
+        text = ""
+        if one.submit.pieces:
+            try:
+                text = visible_text(row, self._engine.model.to_text)
+            except Exception as error:
+                self._engine.fail(row.id, error)
+                return
         one.tokens = len(row.tokens)
         emission = tuple(row.emission[begin:])
         self._executed += sum(row.executed[begin:])
@@ -234,4 +236,5 @@ class Desk:
             layers_skipped=self._skipped,
             backfilled_tokens=self._backfilled,
             rebatches=self._rebatches,
+            drift=engine.drift.state,
         )

@@ -11,11 +11,13 @@ answers on average, whatever their distribution and however often one looks.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import log, sqrt
 
 from calm.calibration.artifact import Artifact
 from calm.calibration.grid import Threshold
 from calm.config import OnDrift
+
+from .messages import DriftState
 
 Watch = tuple[Artifact, Threshold, Threshold]  # a certificate, the threshold asked for, the one that was used
 BETS = (0.05, 0.1, 0.2, 0.4, 0.8)  # of the largest stake; their mean is bet, so that none has to be chosen
@@ -34,6 +36,17 @@ class Reference:
     def slack(self) -> float:
         """What the mean may differ by without meaning anything: its own error, three times, and a hundredth."""
         return 0.01 + 3.0 * self.deviation / sqrt(max(1, self.n))
+
+    @classmethod
+    def of(cls, artifact: Artifact, threshold: Threshold) -> "Reference":
+        """Of a threshold that the calibration decoded with."""
+        mean, deviation = artifact.article_skips[list(artifact.grid).index(threshold)]
+        return cls(mean, deviation, artifact.n)
+
+
+def share_skipped(emission_layers: Sequence[int], num_layers: int) -> float:
+    """Share of layers above the emission layers of one answer's tokens, in [0, 1)."""
+    return 1.0 - sum(emission_layers) / len(emission_layers) / num_layers
 
 
 class ShiftDetector:
@@ -64,12 +77,19 @@ class ShiftDetector:
         for i, bet in enumerate(BETS):
             # a stake never loses more than all: value lies in [0, 1]
             if self._high < 1.0:
-                self._more[i] = max(1.0, self._more[i]) * (1.0 + bet * (value - self._high) / max(self._high, 1e-9))
+                self._more[i] = self._won(self._more[i], bet * (value - self._high) / max(self._high, 1e-9))
             if self._low > 0.0:
-                self._less[i] = max(1.0, self._less[i]) * (1.0 + bet * (self._low - value) / (1.0 - self._low + 1e-9))
+                self._less[i] = self._won(self._less[i], bet * (self._low - value) / (1.0 - self._low + 1e-9))
         first = not self.alarmed and self.evidence >= self._limit
         self.alarmed = self.alarmed or first
         return first
+
+    def _won(self, capital: float, share: float) -> float:
+        """Capital after a round. One bet that reaches the cap raises the alarm by itself, so the cap delays none.
+
+        Above it capital says nothing more, grows out of a float's range, and takes as long to be lost again.
+        """
+        return min(self._limit * len(BETS), max(1.0, capital) * (1.0 + share))
 
 
 @dataclass
@@ -141,7 +161,7 @@ class Drift:
         if order.index(used) == 0:  # full depth skips nothing, whatever it is given
             return self._rest(artifact)
         watched = self._of(artifact, used)
-        share = 1.0 - sum(emission_layers) / len(emission_layers) / artifact.identity.num_layers
+        share = share_skipped(emission_layers, artifact.identity.num_layers)
         watched.recent.append(share)
         watched.since += 1
         if watched.detector.saw(share):
@@ -170,11 +190,20 @@ class Drift:
             alarms=self.alarms.get(artifact.name, 0),
         )
 
+    @property
+    def state(self) -> DriftState:
+        """How it stands now, over all certificates."""
+        detectors = [watched.detector for watched in self._watched.values()]
+        return DriftState(
+            alarm=any(self._back.values()) or any(detector.alarmed for detector in detectors),
+            alarms=sum(self.alarms.values()),
+            log_evidence=log(max([1.0, *(detector.evidence for detector in detectors)])),
+        )
+
     def _of(self, artifact: Artifact, threshold: Threshold) -> _Watched:
         key = (artifact.name, threshold)
         if key not in self._watched:
-            mean, deviation = artifact.article_skips[list(artifact.grid).index(threshold)]
-            reference = Reference(mean, deviation, artifact.n)
+            reference = Reference.of(artifact, threshold)
             self._watched[key] = _Watched(reference, ShiftDetector(reference, self._requests))
         return self._watched[key]
 

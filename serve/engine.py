@@ -27,7 +27,7 @@ from .accounting import Clock, StepRecord
 from .backend import decoding_identity, make_backend
 from .certified import Certificates
 from .choice import RuleChoice
-from .drift import Drift
+from .drift import Drift, Reference
 from .endings import end_of, visible_text
 from .heads import NOTHING
 from .intake import Intake, Source
@@ -285,6 +285,7 @@ class Engine:
         """Give a row its slot; one for which that raises fails alone. Whether it is running now."""
         slot = self.slots.take()
         try:
+            self._heed_drift(row)
             self.slots.put_source(slot, *kv)
             self._exits.put(slot, row.policy, row.id)
         except BaseException as error:
@@ -297,6 +298,13 @@ class Engine:
         row.slot, row.status, row.admitted = slot, Status.running, time.perf_counter()
         self._running.append(row)
         return True
+
+    def _heed_drift(self, row: Row) -> None:
+        """An alarm that came while a row waited is for that row too."""
+        if row.watch is None or self.drift.threshold(*row.watch[:2]) == row.watch[2]:
+            return
+        resolved = self.certificates.resolve(row.options, row.limit)
+        row.policy, row.certified, row.watch = resolved.policy, resolved.certified, resolved.watch
 
     def _encoded(self, rows: list[Row]) -> list[tuple[Row, CrossKV]]:
         """Cross K/V of rows that were just taken from the queue; a row whose encoding raises fails alone."""
@@ -420,11 +428,10 @@ class Engine:
         assert row.watch is not None
         artifact, asked, used = row.watch
         if self.drift.saw(artifact, asked, used, row.emission):
-            told = self.drift.told(artifact, asked)
             logger.warning(
                 "drift: answers at the threshold certified by %s are no longer as deep as at calibration (%.3f of the "
                 "layers skipped then); on_drift=%s",
-                told.name, told.calibrated, self.options.on_drift.value,
+                artifact.name, Reference.of(artifact, used).mean, self.options.on_drift.value,
             )  # fmt: skip
 
     def _answers(self) -> list[Answer]:

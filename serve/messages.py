@@ -20,6 +20,7 @@ class Submit:
         id: unique among those that are not over.
         source: its text, or its ids (EOS last).
         deadline: when it is given up wherever it is; 0: never.
+        pieces: tell its text as it grows; False: all of it with its end, and steps tell tokens and layers only.
     """
 
     id: str
@@ -27,6 +28,7 @@ class Submit:
     options: RequestOptions
     arrived: float
     deadline: float = 0.0
+    pieces: bool = True
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,21 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class DriftState:
+    """Whether certified answers are as deep as at calibration, over all certificates (serve/drift.py).
+
+    Attributes:
+        alarm: those of some certificate are not, or decode with a safer threshold because they were not.
+        alarms: since the start.
+        log_evidence: of the detector that has most; 0 without any, log(2 requests_per_alarm) raises the alarm.
+    """
+
+    alarm: bool = False
+    alarms: int = 0
+    log_evidence: float = 0.0
+
+
+@dataclass(frozen=True)
 class Load:
     """Where the engine stands after a step; sums are since its start.
 
@@ -181,6 +198,7 @@ class Load:
     layers_skipped: int
     backfilled_tokens: int
     rebatches: int
+    drift: DriftState = DriftState()
 
 
 @dataclass(frozen=True)

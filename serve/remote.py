@@ -151,6 +151,7 @@ class RemoteEngine:
         *,
         deadline: float = 0.0,
         id: str | None = None,  # noqa: A002
+        pieces: bool = True,
     ) -> Stream:
         """Hand a request over; what the engine says of it comes through the stream.
 
@@ -158,6 +159,7 @@ class RemoteEngine:
             source: its text, or its ids (EOS last).
             deadline: time.perf_counter() when it is given up wherever it is; 0: never.
             id: unique among those that are not over; None makes one.
+            pieces: False where only the end is read: the stream then says nothing before it, which costs less.
 
         Raises:
             Draining: ``stop`` was called.
@@ -172,8 +174,8 @@ class RemoteEngine:
         if name in self._streams:
             raise ConfigError("the request id is in use; give another")
         given: Any = source if isinstance(source, str | bytes) else tuple(source)
-        self._send(Submit(name, given, options or RequestOptions(), time.perf_counter(), deadline))
-        stream = self._streams[name] = Stream(name, partial(self._send, Abort(name)))
+        self._send(Submit(name, given, options or RequestOptions(), time.perf_counter(), deadline, pieces))
+        stream = self._streams[name] = Stream(name, partial(self._send, Abort(name)), pieces)
         return stream
 
     def _send(self, message: object) -> None:

@@ -66,4 +66,5 @@ class ServedEngine(Protocol):
         *,
         deadline: float = 0.0,
         id: str | None = None,  # noqa: A002
+        pieces: bool = True,
     ) -> AnswerStream: ...

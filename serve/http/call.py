@@ -26,6 +26,7 @@ class Call:
     Args:
         jobs: at least one.
         timeout_s: until every one of them has to be over.
+        pieces: what they say is wanted as it comes; else each tells all of it with its end.
         forgotten: called with the number of requests that were cancelled on leaving.
 
     Attributes:
@@ -35,12 +36,18 @@ class Call:
     """
 
     def __init__(
-        self, engine: ServedEngine, jobs: Sequence[Job], timeout_s: float, forgotten: Callable[[int], None]
+        self,
+        engine: ServedEngine,
+        jobs: Sequence[Job],
+        timeout_s: float,
+        pieces: bool,
+        forgotten: Callable[[int], None],
     ) -> None:
         self.name = uuid4().hex
         self.created = int(time.time())
         self.failure: ApiError | None = None
         self._engine, self._jobs, self._timeout_s, self._forgotten = engine, jobs, timeout_s, forgotten
+        self._pieces = pieces
         self._open: dict[int, AnswerStream] = {}
         self._readers: list[asyncio.Task[None]] = []
         # None wakes up for a failure; no longer than the answers are, however slow their reader
@@ -52,7 +59,9 @@ class Call:
         for k, job in enumerate(self._jobs):
             try:
                 name = f"{self.name}-{k}"
-                self._open[k] = self._engine.submit(job.source, job.options, deadline=deadline, id=name)
+                self._open[k] = self._engine.submit(
+                    job.source, job.options, deadline=deadline, id=name, pieces=self._pieces
+                )
             except Exception as error:
                 self._forget()
                 raise self._told(error, job) from None

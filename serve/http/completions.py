@@ -46,7 +46,7 @@ class Completions:
         facts.update(model=self._name, stream=stream, prompts=len({job.number for job in jobs}), n=asked.choices)
         if self._config.log_prompts:
             facts["prompt"] = asked.prompt
-        call = Call(self._engine, jobs, timeout_s, self._metrics.cancelled)
+        call = Call(self._engine, jobs, timeout_s, stream, self._metrics.cancelled)
         head = {"id": f"cmpl-{call.name}", "object": "text_completion", "created": call.created, "model": self._name}
         told = Told(head, info.num_layers, bool(asked.early_exit and asked.early_exit.layers))
         show_usage = bool(asked.stream_options and asked.stream_options.include_usage)

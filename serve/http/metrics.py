@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from ..messages import Batch, Ended, Load, ModelInfo, Refused, Spoke
+from ..messages import Batch, DriftState, Ended, Load, ModelInfo, Refused, Spoke
 from ..requests import Status
 from .answers import FINISH_REASONS
 
@@ -65,6 +65,14 @@ class ExitLayers:
         buckets.append(("+Inf", float(below)))
         total = float(sum(layer * count for layer, count in enumerate(counts, start=1)))
         return HistogramMetricFamily("calm_exit_layer", "Layer that gave a token.", buckets=buckets, sum_value=total)
+
+
+def _drift(state: DriftState) -> Iterable[Metric]:
+    alarm = "1 while certified answers are not as deep as at calibration, or are kept deeper since they were not."
+    yield GaugeMetricFamily("calm_drift_alarm", alarm, value=float(state.alarm))
+    yield CounterMetricFamily("calm_drift_alarms", "Alarms that depth is not as at calibration.", value=state.alarms)
+    evidence = "Log of the e-value against depth as at calibration; log(2 requests_per_alarm) raises the alarm."
+    yield GaugeMetricFamily("calm_drift_evidence", evidence, value=state.log_evidence)
 
 
 class Metrics:
@@ -197,4 +205,5 @@ class Metrics:
         yield CounterMetricFamily("calm_kv_backfill_tokens", "Tokens with K/V of skipped layers.", value=backfilled)
         yield CounterMetricFamily("calm_rebatch", "Waves that waited for company.", value=load.rebatches)
         yield CounterMetricFamily("calm_engine_steps", "Steps of the engine.", value=load.steps)
+        yield from _drift(load.drift)
         yield self._exit_layers.family(info.num_layers if info else 0)

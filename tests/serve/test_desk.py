@@ -50,8 +50,18 @@ class Counter:
         self.told: dict[str, Told] = {}
         self.load: Load | None = None
 
-    def submit(self, name: str, source: Any, *, deadline: float = 0.0, arrived: float = 0.0, **options: Any) -> None:
-        self.desk.take(Submit(name, source, RequestOptions(**options), arrived or time.perf_counter(), deadline))
+    def submit(
+        self,
+        name: str,
+        source: Any,
+        *,
+        deadline: float = 0.0,
+        arrived: float = 0.0,
+        pieces: bool = True,
+        **options: Any,
+    ) -> None:
+        arrived = arrived or time.perf_counter()
+        self.desk.take(Submit(name, source, RequestOptions(**options), arrived, deadline, pieces))
 
     def step(self) -> Batch:
         batch = self.desk.step()
@@ -125,6 +135,28 @@ def test_everybody_is_told_all_of_their_own_answer_and_the_load_adds_up(
     assert (load.layers_executed, load.layers_skipped, load.backfilled_tokens) == (executed, skipped, backfilled)
     assert (load.running, load.waiting, load.parked) == (0, 0, 0) and load.steps == counter.engine.clock.steps
     assert (load.rebatches > 0) is (rule is BatchRule.rebatch)
+
+
+def test_a_whole_answer_is_told_with_its_end_and_its_tokens_step_by_step(at: Callable[..., Counter]) -> None:
+    """Beside one that is told in pieces; also where a stop string cut it, and where it was given up."""
+    counter = at(story_engine(max_batch=3))
+    for name, pieces in {"whole": False, "pieces": True}.items():
+        counter.submit(name, "w3", pieces=pieces)
+        counter.submit(f"{name} cut", "w3", pieces=pieces, stop=("three",))
+    found = counter.run()
+    for end in ("", " cut"):
+        whole, told = found[f"whole{end}"], found[f"pieces{end}"]
+        assert whole.ended is not None and told.ended is not None
+        assert [spoke.text for spoke in whole.spokes] == [""] * len(whole.spokes) and len(whole.spokes) > 1
+        assert whole.ended.text == told.text and whole.tokens == told.tokens
+        assert whole.ended.reason is told.ended.reason
+    assert found["whole"].text != found["whole cut"].text
+    counter.submit("gone", "w3", pieces=False)
+    counter.step()
+    counter.step()
+    counter.desk.take(Abort("gone"))
+    gone = counter.run()["gone"]
+    assert gone.ended is not None and gone.ended.status is Status.cancelled and gone.ended.text
 
 
 def test_a_step_is_one_batch_with_the_tokens_of_all_rows(at: Callable[..., Counter]) -> None:

@@ -168,6 +168,19 @@ def test_an_engine_falls_back_to_full_depth_and_stays_certified(caplog: pytest.L
     assert mean_skip(answers[-4:]) == usual and not quiet.drift.alarms
 
 
+def test_an_alarm_is_also_for_those_who_wait_by_then() -> None:
+    """All of them are queued before the first one runs."""
+    plain = plain_artifact()
+    certificate = replace(plain, article_skips=((0.0, 0.0), *[(0.95, 0.01)] * 3))
+    model = replace(certified_model(), artifacts=(certificate,))
+    engine = Engine(model, max_batch=2, on_drift=OnDrift.full, requests_per_alarm=20, drift_patience=10_000)
+    answers = engine.generate(texts(4) * 40, tolerance=0.1)
+    depths = [set(answer.emission_layers) for answer in answers]
+    first = depths.index({4})
+    assert engine.drift.alarms == {"softmax-risk": 1} and 0 < first < 80
+    assert all(each == {4} for each in depths[first + 2 :]) and all(answer.certified for answer in answers)
+
+
 def test_only_certified_tolerances_are_watched() -> None:
     usual = mean_skip(served_answers(OnDrift.warn, 0.5, 4)[1])
     engine, _ = served_answers(OnDrift.full, usual, 4)

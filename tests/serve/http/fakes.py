@@ -78,6 +78,7 @@ class FakeStream:
     options: RequestOptions
     deadline: float
     prompt_tokens: int
+    pieces: bool
     events: "asyncio.Queue[Spoke | Ended | Exception]" = field(default_factory=asyncio.Queue)
     ended: Ended | None = None
     cancelled: bool = False
@@ -183,6 +184,7 @@ class FakeEngine:
         *,
         deadline: float = 0.0,
         id: str | None = None,  # noqa: A002
+        pieces: bool = True,
     ) -> FakeStream:
         if self.state == "draining":
             raise Draining("it is about to stop")
@@ -190,7 +192,7 @@ class FakeEngine:
             raise EngineGone("not there")
         assert id is not None and id not in {stream.id for stream in self.open}
         tokens = len(source.split()) + 1 if isinstance(source, str) else len(source)
-        stream = FakeStream(id, source, options, deadline, tokens)
+        stream = FakeStream(id, source, options, deadline, tokens, pieces)
         self.submitted.append(stream)
         task = asyncio.get_running_loop().create_task(self._serve(stream))
         self._tasks.add(task)
@@ -219,6 +221,7 @@ class FakeEngine:
         script = self.script(stream.source, stream.options)
         admitted = first = time.perf_counter()
         told: list[tuple[int, ...]] = []
+        said: list[str] = []
         for k, (text, tokens, layers) in enumerate(script.pieces):
             while (self.held or k == self.hold_at) and self._goes_on(stream):
                 await asyncio.sleep(POLL_S)
@@ -227,7 +230,8 @@ class FakeEngine:
                 break
             told.append(layers)
             self.steps += 1
-            self._tell(stream, Spoke(stream.id, text, tokens, layers))
+            said.append(text)
+            self._tell(stream, Spoke(stream.id, text if stream.pieces else "", tokens, layers))
         if stream.over:
             return
         layers = tuple(layer for each in told for layer in each)
@@ -238,7 +242,8 @@ class FakeEngine:
         elif script.failed:
             status, reason = Status.failed, Reason.failed
         ended = Ended(
-            id=stream.id, status=status, reason=reason, text=script.rest if status is Status.finished else "",
+            id=stream.id, status=status, reason=reason,
+            text="".join([*([] if stream.pieces else said), script.rest if status is Status.finished else ""]),
             prompt_tokens=min(stream.prompt_tokens, INFO.max_source), tokens=len(layers), certified=script.certified,
             emission_layers=layers, executed_layers=layers, involuntary=0,
             timing=Timing(arrived, admitted, first, time.perf_counter()), expired=expired and not stream.cancelled,
@@ -268,7 +273,8 @@ class FakeEngine:
             kind = type(event).__name__
             told = Refused(stream.id, kind, str(event)) if isinstance(event, Exception) else event
             self.on_batch(Batch((told,), self.load))
-        stream.events.put_nowait(event)
+        if stream.pieces or not isinstance(event, Spoke):
+            stream.events.put_nowait(event)
 
 
 def info_with(**changes: Any) -> ModelInfo:
