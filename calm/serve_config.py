@@ -60,6 +60,7 @@ class ServeConfig:
     cross_kv: Weights = Weights.model
     device: Device = Device.auto
     restarts: int = 3  # of an engine that died; then the server leaves
+    hung_after_s: float = 2.0  # without a word from an engine until it counts as hung and is replaced
 
     # requests
     default_tolerance: float | None = None  # of a request that says nothing of early exit; None: full depth
@@ -97,7 +98,7 @@ class ServeConfig:
         check_range("restarts", self.restarts, 0, INF)
         if self.default_tolerance is not None:
             check_range("default_tolerance", self.default_tolerance, 0, 1, open_low=True, open_high=True)
-        for name in ("request_timeout_s", "head_timeout_s", "body_timeout_s"):
+        for name in ("request_timeout_s", "head_timeout_s", "body_timeout_s", "hung_after_s"):
             check_range(name, getattr(self, name), 0, INF, open_low=True, open_high=True)
         check_range("drain_s", self.drain_s, 0, INF, open_high=True)
         check_range("keep_alive_s", self.keep_alive_s, KEEP_ALIVE_S, INF, open_low=True)

@@ -52,6 +52,7 @@ def run(config: ServeConfig, run_dir: Path) -> int:
         name=name,
         device="cuda" if config.device is Device.cuda else "cpu",
         dtype=dtype,
+        hung_after=config.hung_after_s,
         restarts=config.restarts,
     )
     return serve(engine, config, name, key)

@@ -7,8 +7,9 @@
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import h11
 from starlette.types import Receive, Scope, Send
@@ -28,6 +29,24 @@ class ConnectionLimits:
     linger_s: float = 5.0
 
 
+class Lingering:
+    """A transport that does not close on a client which still sends, as that would reset the answer away.
+
+    Args:
+        unread: whether the client still sends.
+        linger: what to do then instead.
+    """
+
+    def __init__(self, transport: asyncio.Transport, unread: Callable[[], bool], linger: Callable[[], None]) -> None:
+        self._transport, self._unread, self._linger = transport, unread, linger
+
+    def close(self) -> None:
+        self._linger() if self._unread() else self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class Connection(H11Protocol):
     """uvicorn's, with deadlines. ``limits`` are those of the server: see ``connection_class``."""
 
@@ -36,10 +55,11 @@ class Connection(H11Protocol):
     _write: asyncio.TimerHandle | None = None
     _linger: asyncio.TimerHandle | None = None
     _extra = False  # there were more than ``most`` when it came
-    _refused = False  # it spoke no HTTP
+    _over = False  # it has had its last answer; what still comes is read away
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = Lingering(transport, self._still_sends, self._read_away)  # type: ignore[assignment]
         if len(self.connections) > 2 * self.limits.most:
             return transport.abort()
         self._extra = len(self.connections) > self.limits.most
@@ -53,7 +73,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
+        if self._over:
             return
         if self.conn.their_state is h11.IDLE and self._head is None:
             self._await_head()
@@ -69,7 +89,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
+        if self.conn.their_state is h11.SEND_BODY and not self._over and not self.transport.is_closing():
             self._linger = self.loop.call_later(self.limits.linger_s, self._end_lingering)
 
     def pause_writing(self) -> None:
@@ -96,7 +116,14 @@ class Connection(H11Protocol):
         response = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
         for each in (response, h11.Data(data=content), h11.EndOfMessage()):
             self.transport.write(self.conn.send(each) or b"")
-        self._refused = True
+        self._read_away()
+
+    def _still_sends(self) -> bool:
+        return self.conn.their_state is h11.SEND_BODY and not self._over
+
+    def _read_away(self) -> None:
+        """Say no more, and close when the client has, or after a while."""
+        self._over = True
         self.flow.resume_reading()
         self.transport.write_eof()
         self._linger = self.loop.call_later(self.limits.linger_s, self.transport.abort)

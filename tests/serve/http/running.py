@@ -15,6 +15,7 @@ import httpx
 from starlette.types import ASGIApp
 
 from serve.http.app import create_app
+from serve.http.backend import ServedEngine
 from serve.http.server import Service, listen
 
 from .fakes import NAME, FakeEngine, config_of
@@ -76,9 +77,9 @@ def eventually(what: Callable[[], object]) -> None:
 
 @dataclass
 class Running:
-    """A server in a thread."""
+    """A server in a thread; ``engine`` is what ``running`` was given."""
 
-    engine: FakeEngine
+    engine: Any
     port: int
     service: Service
     loop: asyncio.AbstractEventLoop
@@ -112,7 +113,7 @@ class Running:
 
 @contextmanager
 def running(
-    engine: FakeEngine | None = None, key: str | None = None, *, wait: bool = True, **settings: Any
+    engine: ServedEngine | None = None, key: str | None = None, *, wait: bool = True, **settings: Any
 ) -> Iterator[Running]:
     """All of the server, at a free port; drained and gone afterwards. ``wait``: until it is ready."""
     engine = engine or FakeEngine()
@@ -145,7 +146,8 @@ def running(
             eventually(lambda: engine.state == "ready" or server.error)
         yield server
     finally:
-        engine.held, engine.hold_at = False, None
+        if isinstance(engine, FakeEngine):
+            engine.held, engine.hold_at = False, None
         if thread.is_alive():
             server.signal()
         server.join()

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from calm.serve_config import ServeLimits
 from serve.http.connection import ConnectionLimits, connection_class
 
 from .fakes import NAME
-from .running import Running, eventually, read_all, read_response, request_bytes, running
+from .running import PATIENCE_S, Running, eventually, read_all, read_response, request_bytes, running
 
 BODY = {"model": NAME, "prompt": "a"}
 HEAD_S = 0.5
@@ -180,6 +181,18 @@ def test_a_large_body_is_answered_before_it_was_sent(server: Running) -> None:
             connection.sendall(b"1000\r\n" + b" " * 4096 + b"\r\n")
             sent += 4096
         assert read_response(connection)[0] == 413
+
+
+def test_a_refusal_reaches_a_client_that_sends_on_and_would_close(server: Running) -> None:
+    """Fault 39: not a reset, on which clients give up before they have read anything."""
+    head = request_bytes(BODY).split(b"content-length")[0] + b"connection: close\r\ncontent-length: 3000000\r\n\r\n"
+    with server.connect() as connection:
+        connection.sendall(head)
+        assert select.select([connection], [], [], PATIENCE_S)[0]  # the answer is there before the body
+        for _ in range(30):
+            connection.sendall(b" " * 100_000)
+        assert read_response(connection)[0] == 413
+        assert read_all(connection) == b""
 
 
 def test_after_a_refusal_the_rest_of_a_small_body_is_read_away_and_the_connection_goes_on(server: Running) -> None:
