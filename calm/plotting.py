@@ -268,7 +268,7 @@ def plot_held(df: pd.DataFrame, title: str = "", axes: Any = None) -> Any:
             ax.plot(minutes, df[column], linewidth=1.0, label=column)
         ax.set_ylabel(label)
         ax.set_xlabel("minutes")
-        ax.set_ylim(bottom=0)
+        ax.set_ylim(0, 1.1 * max(1.0, float(df[columns].to_numpy().max())))
         ax.grid(alpha=0.3)
     axes[-1].legend()
     return axes

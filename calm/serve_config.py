@@ -4,18 +4,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .config import (
-    INF,
-    SERVED_DTYPES,
-    BatchRule,
-    Consistency,
-    Device,
-    Head,
-    OnDrift,
-    RunnerName,
-    Weights,
-    check_range,
-)
+from .config import INF, BatchRule, Consistency, Device, Head, OnDrift, RunnerName, Weights, check_range
+from .engine_config import SERVED_DTYPES
 from .errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from .config import INF, SERVED_DTYPES, SERVED_SHAPES, DataConfig, check_range
+from .config import INF, DataConfig, check_range
+from .engine_config import SERVED_DTYPES, SERVED_SHAPES
 from .errors import ConfigError
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calm.cli import program
-from calm.config import BatchRule, DecoderName, EngineRulesConfig
+from calm.config import BatchRule, DecoderName
+from calm.engine_config import EngineRulesConfig
 
 from .common import (
     Stamp,

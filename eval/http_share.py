@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calm.cli import program
-from calm.config import served_numbers
+from calm.engine_config import served_numbers
 from calm.errors import CalmError
 from calm.load_config import early_exit
 from calm.progress import Progress

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from calm.config import PeersConfig
+from calm.engine_config import PeersConfig
 from calm.errors import CalmError
 
 from .peer_crew import Crew

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from calm.config import PeersConfig
+from calm.engine_config import PeersConfig
 
 from .peer_plan import WorkerPlan
 from .peer_process import PeerError, WorkerProcess, load

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from calm.config import Head, PeersConfig, TraceKind
+from calm.config import Head, TraceKind
+from calm.engine_config import PeersConfig
 
 from .common import asked_of
 

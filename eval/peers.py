@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calm.cli import program
-from calm.config import PeersConfig
+from calm.engine_config import PeersConfig
 from calm.errors import CalmError, CheckpointError
 
 from .common import Stamp, choose_model, corpus_settings, finish, say

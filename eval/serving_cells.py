@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from calm.config import BatchRule, Head, Measure, ServingConfig
+from calm.config import BatchRule, Head, Measure
+from calm.engine_config import ServingConfig
 from calm.errors import CalmError
 
 from .clocks import Clocked, Contender, Load, Noise, Paired, ProcLoad, ReadLoad, foreign_share, paired

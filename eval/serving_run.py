@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calm.config import RunnerName, ServingConfig
+from calm.config import RunnerName
+from calm.engine_config import ServingConfig
 from calm.errors import CalmError, DataError
 
 from .common import Stamp, asked_of, finish, plain, say

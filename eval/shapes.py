@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from calm.config import SERVED_SHAPES, ShapeConfig
+from calm.config import ShapeConfig
+from calm.engine_config import SERVED_SHAPES
 from calm.errors import ConfigError
 
 if TYPE_CHECKING:

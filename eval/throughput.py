@@ -10,7 +10,7 @@ Writes summary.json, samples.parquet, traces.json and the figure.
 from pathlib import Path
 
 from calm.cli import program
-from calm.config import ServingConfig
+from calm.engine_config import ServingConfig
 
 from .serving_figures import THROUGHPUT
 from .serving_run import run_serving

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calm.config import BatchRule, Head, Measure, Schedule, ServingConfig, TraceKind, served_numbers
+from calm.config import BatchRule, Head, Measure, Schedule, TraceKind
+from calm.engine_config import ServingConfig, served_numbers
 from calm.errors import ConfigError
 
 from .common import choose_model, corpus_settings, say

@@ -10,7 +10,8 @@ Listens on loopback unless ``host=`` says otherwise. With a key, in CALM_API_KEY
 from pathlib import Path
 
 from calm.cli import program
-from calm.config import Device, served_numbers
+from calm.config import Device
+from calm.engine_config import served_numbers
 from calm.errors import CheckpointError, ConfigError
 from calm.serve_config import ServeConfig, served_name
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from calm.config import BatchRule, Head, Measure, RunnerName, Weights, served_numbers
+from calm.config import BatchRule, Head, Measure, RunnerName, Weights
 from calm.cost import CostTable
+from calm.engine_config import served_numbers
 from calm.errors import CalmError
 from calm.policies import Full, Policy, Replay, Static, fixed_depth
 from calm.rules import Rule

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from calm.config import BatchRule, Consistency, EngineRulesConfig, Measure
+from calm.config import BatchRule, Consistency, Measure
+from calm.engine_config import EngineRulesConfig
 from calm.errors import CalibrationError
 from eval import engine_rules
 

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from calm.cli import settings
-from calm.config import BatchRule, Head, Measure, PeersConfig, RunnerName, TraceKind
+from calm.config import BatchRule, Head, Measure, RunnerName, TraceKind
+from calm.engine_config import PeersConfig
 from calm.errors import CalmError, CheckpointError, ConfigError
 from eval import clocks, peer_plan, peers
 from eval.peer_case import Model, drawn_depths

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from calm.config import PeersConfig
+from calm.engine_config import PeersConfig
 from eval import peer_plan
 from eval.peer_crew import Crew
 from eval.peer_plan import WorkerPlan

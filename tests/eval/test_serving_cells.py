@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from calm.cli import settings
-from calm.config import BatchRule, Consistency, DecoderName, Head, Measure, ServingConfig, TraceKind
+from calm.config import BatchRule, Consistency, DecoderName, Head, Measure, TraceKind
 from calm.cost import CostTable
+from calm.engine_config import ServingConfig
 from calm.errors import CalmError, ConfigError, DataError
 from calm.metrics import rouge_l_many
 from calm.policies import Confident, Replay

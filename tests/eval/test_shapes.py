@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import calm
-from calm.config import SERVED_SHAPES, BatchRule, Measure, TraceKind
+from calm.config import BatchRule, Measure, TraceKind
+from calm.engine_config import SERVED_SHAPES
 from calm.errors import ConfigError
 from calm.traces import draw
 from eval.shapes import SHAPES, random_model, random_sources, served_shape, shape_of, write_folder
