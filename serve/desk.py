@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import time
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from calm.errors import CalmError
 from .endings import visible_text
 from .engine import Engine, Step
 from .errors import QueueFull
-from .messages import Abort, Batch, Ended, Load, Refused, Spoke, Stop, Submit
+from .messages import Abort, Batch, Ended, Load, Refused, Silent, Spoke, Stop, Submit
 from .requests import Answer, Reason, Row, Status, Timing, one_line
 from .tokenising import Ids, Tokeniser
 
@@ -32,6 +33,7 @@ class Open:
     Attributes:
         row: its state in the engine; None until its text has become ids.
         chars, tokens: of its answer that were told.
+        spoke: when it last did, where its pieces are not wanted; 0: it has not.
         parked: waits for company that were counted.
     """
 
@@ -39,6 +41,7 @@ class Open:
     row: Row | None = None
     chars: int = 0
     tokens: int = 0
+    spoke: float = 0.0
     parked: int = 0
     expired: bool = False
 
@@ -49,7 +52,11 @@ class Desk:
     def __init__(self, engine: Engine, tokeniser: Tokeniser) -> None:
         self._engine, self._tokeniser = engine, tokeniser
         self._open: dict[str, Open] = {}
+        self._deadlines: list[tuple[float, str]] = []  # a heap; of requests that are over too
         self._events: list[Refused | Spoke | Ended] = []
+        self._layers: list[int] = []
+        self._gaps: list[float] = []
+        self._drift = engine.drift.state
         self._stop: Stop | None = None
         self._raised = 0
         self._parked = 0
@@ -78,8 +85,9 @@ class Desk:
     @property
     def next_deadline(self) -> float:
         """When the next request expires; infinite where none does."""
-        deadlines = (one.submit.deadline for one in self._open.values())
-        return min((when for when in deadlines if when), default=float("inf"))
+        while self._deadlines and self._deadlines[0][1] not in self._open:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else float("inf")
 
     def step(self) -> Batch:
         """Everything that is due: deadlines, texts, one step of the engine.
@@ -93,18 +101,26 @@ class Desk:
                 self._add(self._open[name], ids)
         step = self._stepped()
         self._parked = step.record.parked if step.record is not None else 0
+        now = time.perf_counter()
         for name, _ in step.tokens:
-            self._speak(self._open[name])
+            one = self._open[name]
+            self._speak(one) if one.submit.pieces else self._count(one, now)
         for answer in step.answers:
             self._end(self._open[answer.id], answer)
+        if step.answers:
+            self._drift = self._engine.drift.state
         events, self._events = tuple(self._events), []
-        return Batch(events, self._load())
+        silent = Silent(tuple(self._layers), tuple(self._gaps)) if self._layers else Silent()
+        self._layers, self._gaps = [], []
+        return Batch(events, self._load(), silent)
 
     # commands
 
     def _submit(self, asked: Submit) -> None:
         source, waiting = asked.source, self._engine.num_waiting + len(self._tokeniser)
         one = self._open[asked.id] = Open(asked)
+        if asked.deadline:
+            heapq.heappush(self._deadlines, (asked.deadline, asked.id))
         if not isinstance(source, str):
             self._add(one, source)
         elif waiting >= self._engine.options.max_waiting:
@@ -146,9 +162,11 @@ class Desk:
 
     def _expire(self) -> None:
         now = time.perf_counter()
-        for name in [name for name, one in self._open.items() if 0 < one.submit.deadline <= now]:
-            self._open[name].expired = True
-            self._abort(name)
+        while self._deadlines and self._deadlines[0][0] <= now:
+            due, name = heapq.heappop(self._deadlines)
+            if name in self._open and self._open[name].submit.deadline == due:  # not a later one of the same name
+                self._open[name].expired = True
+                self._abort(name)
 
     # a step
 
@@ -183,13 +201,11 @@ class Desk:
         """Tell what a row said since it was last told."""
         row, begin, layers = one.row, one.tokens, self._engine.model.spec.num_layers
         assert row is not None
-        text = ""
-        if one.submit.pieces:
-            try:
-                text = visible_text(row, self._engine.model.to_text)
-            except Exception as error:
-                self._engine.fail(row.id, error)
-                return
+        try:
+            text = visible_text(row, self._engine.model.to_text)
+        except Exception as error:
+            self._engine.fail(row.id, error)
+            return
         one.tokens = len(row.tokens)
         emission = tuple(row.emission[begin:])
         self._executed += sum(row.executed[begin:])
@@ -199,6 +215,22 @@ class Desk:
         one.parked = row.parked
         self._events.append(Spoke(row.id, text[one.chars :], tuple(row.tokens[begin:]), emission))
         one.chars = len(text)
+
+    def _count(self, one: Open, now: float) -> None:
+        """Of a row whose pieces nobody wants, and which has one more token: it costs a step next to nothing."""
+        row, layers = one.row, self._engine.model.spec.num_layers
+        assert row is not None
+        layer = row.emission[-1]
+        self._layers.append(layer)
+        if one.spoke:
+            self._gaps.append(now - one.spoke)
+        one.spoke = now
+        self._executed += row.executed[-1]
+        self._skipped += layers - layer
+        self._backfilled += layer < layers
+        if row.parked != one.parked:
+            self._rebatches += row.parked - one.parked
+            one.parked = row.parked
 
     def _end(self, one: Open, answer: Answer) -> None:
         del self._open[answer.id]
@@ -236,5 +268,5 @@ class Desk:
             layers_skipped=self._skipped,
             backfilled_tokens=self._backfilled,
             rebatches=self._rebatches,
-            drift=engine.drift.state,
+            drift=self._drift,
         )

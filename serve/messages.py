@@ -20,7 +20,7 @@ class Submit:
         id: unique among those that are not over.
         source: its text, or its ids (EOS last).
         deadline: when it is given up wherever it is; 0: never.
-        pieces: tell its text as it grows; False: all of it with its end, and steps tell tokens and layers only.
+        pieces: tell its text as it grows; False: all of it with its end, and of its steps only what ``Silent`` has.
     """
 
     id: str
@@ -202,8 +202,22 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Silent:
+    """Tokens of one step of requests whose pieces nobody wants, for who counts.
+
+    Attributes:
+        layers: emission layer of each.
+        gaps: seconds since the token before, of those that had one.
+    """
+
+    layers: tuple[int, ...] = ()
+    gaps: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
 class Batch:
     """Everything of one step: one hop for all rows."""
 
     events: tuple[Refused | Spoke | Ended, ...]
     load: Load
+    silent: Silent = Silent()

@@ -175,7 +175,7 @@ class RemoteEngine:
             raise ConfigError("the request id is in use; give another")
         given: Any = source if isinstance(source, str | bytes) else tuple(source)
         self._send(Submit(name, given, options or RequestOptions(), time.perf_counter(), deadline, pieces))
-        stream = self._streams[name] = Stream(name, partial(self._send, Abort(name)), pieces)
+        stream = self._streams[name] = Stream(name, partial(self._send, Abort(name)))
         return stream
 
     def _send(self, message: object) -> None:

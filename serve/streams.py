@@ -21,16 +21,15 @@ class Stream:
 
     What a reader has not fetched yet is kept as one ``Spoke``, so a slow one costs no more than its answer. Iterating,
     and ``result``, raise QueueFull, ConfigError, DataError or CalibrationError where the engine refused the request,
-    and EngineGone where its process went. A reader whose waiting is cancelled cancels the request. Without ``pieces``
-    there is nothing to iterate over: nobody is woken before the end, whose text is all of the answer's.
+    and EngineGone where its process went. A reader whose waiting is cancelled cancels the request.
 
     Attributes:
         id: of the request.
         ended: its end; None until it came.
     """
 
-    def __init__(self, name: str, abort: Callable[[], None], pieces: bool = True) -> None:
-        self.id, self._pieces = name, pieces
+    def __init__(self, name: str, abort: Callable[[], None]) -> None:
+        self.id = name
         self.ended: Ended | None = None
         self._abort = abort
         self._cancelled = False
@@ -80,8 +79,6 @@ class Stream:
         """What the engine said of this request."""
         match event:
             case Spoke():
-                if not self._pieces:
-                    return
                 self._text.append(event.text)
                 self._tokens += event.tokens
                 self._layers += event.layers

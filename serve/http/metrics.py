@@ -135,7 +135,10 @@ class Metrics:
         """Everything of one step of the engine."""
         if batch.load.steps < self._steps:
             self._spoke.clear()  # another engine: nothing of the last one will end
-        tokens = 0
+        tokens = len(batch.silent.layers)
+        self._exit_layers.saw(batch.silent.layers)
+        for gap in batch.silent.gaps:
+            self._itl.observe(gap)
         for event in batch.events:
             if isinstance(event, Spoke):
                 tokens += len(event.tokens)

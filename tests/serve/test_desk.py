@@ -13,7 +13,7 @@ from calm.policies import Static
 from serve.desk import FAILED, PATIENCE, Desk, EngineBroken
 from serve.engine import Engine, Step
 from serve.frames import wait
-from serve.messages import Abort, Batch, Ended, Load, Refused, Spoke, Stop, Submit
+from serve.messages import Abort, Batch, Ended, Load, Refused, Silent, Spoke, Stop, Submit
 from serve.options import RequestOptions
 from serve.requests import Reason, Status
 from serve.tokenising import Tokeniser
@@ -48,6 +48,7 @@ class Counter:
         self.engine, self.tokeniser = engine, tokeniser
         self.desk = Desk(engine, tokeniser)
         self.told: dict[str, Told] = {}
+        self.silent: list[Silent] = []
         self.load: Load | None = None
 
     def submit(
@@ -66,6 +67,7 @@ class Counter:
     def step(self) -> Batch:
         batch = self.desk.step()
         self.load = batch.load
+        self.silent.append(batch.silent)
         for event in batch.events:
             told = self.told.setdefault(event.id, Told())
             assert told.ended is None and told.refused is None, "told after its end"
@@ -137,20 +139,30 @@ def test_everybody_is_told_all_of_their_own_answer_and_the_load_adds_up(
     assert (load.rebatches > 0) is (rule is BatchRule.rebatch)
 
 
-def test_a_whole_answer_is_told_with_its_end_and_its_tokens_step_by_step(at: Callable[..., Counter]) -> None:
-    """Beside one that is told in pieces; also where a stop string cut it, and where it was given up."""
-    counter = at(story_engine(max_batch=3))
-    for name, pieces in {"whole": False, "pieces": True}.items():
-        counter.submit(name, "w3", pieces=pieces)
-        counter.submit(f"{name} cut", "w3", pieces=pieces, stop=("three",))
-    found = counter.run()
-    for end in ("", " cut"):
-        whole, told = found[f"whole{end}"], found[f"pieces{end}"]
-        assert whole.ended is not None and told.ended is not None
-        assert [spoke.text for spoke in whole.spokes] == [""] * len(whole.spokes) and len(whole.spokes) > 1
-        assert whole.ended.text == told.text and whole.tokens == told.tokens
-        assert whole.ended.reason is told.ended.reason
-    assert found["whole"].text != found["whole cut"].text
+def test_a_whole_answer_is_told_with_its_end_and_counted_step_by_step(at: Callable[..., Counter]) -> None:
+    """As one that is told in pieces; also where a stop string cut it, and where it was given up."""
+    found: dict[bool, dict[str, Told]] = {}
+    totals: list[list[int]] = []
+    for pieces in (True, False):
+        counter = at(story_engine(max_batch=3))
+        counter.submit("a", "w3", pieces=pieces)
+        counter.submit("cut", "w3", pieces=pieces, stop=("three",))
+        found[pieces] = counter.run()
+        told = found[pieces]
+        assert bool(told["a"].spokes) is pieces and bool(told["cut"].spokes) is pieces
+        emitted = sorted(layer for each in told.values() if each.ended for layer in each.ended.emission_layers)
+        silent = sorted(layer for each in counter.silent for layer in each.layers)
+        gaps = [gap for each in counter.silent for gap in each.gaps]
+        assert silent == ([] if pieces else emitted) and len(gaps) == (0 if pieces else len(emitted) - 2)
+        assert all(0 < gap < 60 for gap in gaps) and counter.load is not None
+        assert counter.load.layers_executed + counter.load.layers_skipped >= sum(emitted)
+        sums = [counter.load.layers_executed, counter.load.layers_skipped, counter.load.backfilled_tokens]
+        totals.append(sums)
+    for name in ("a", "cut"):
+        whole, told = found[False][name].ended, found[True][name].ended
+        assert whole is not None and told is not None and whole.text == found[True][name].text
+        assert (whole.tokens, whole.reason, whole.emission_layers) == (told.tokens, told.reason, told.emission_layers)
+    assert totals[0] == totals[1] and found[False]["a"].text != found[False]["cut"].text
     counter.submit("gone", "w3", pieces=False)
     counter.step()
     counter.step()

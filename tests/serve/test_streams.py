@@ -58,26 +58,6 @@ def test_pieces_come_as_they_are_told_and_then_the_end() -> None:
     in_loop(check)
 
 
-def test_without_pieces_nobody_is_woken_before_the_end() -> None:
-    async def main() -> None:
-        stream = Stream("a", lambda: None, pieces=False)
-        woken: list[Spoke] = []
-
-        async def read() -> None:
-            woken.extend([spoke async for spoke in stream])
-
-        reader = asyncio.create_task(read())
-        for event in (said("", 5), said("", 6)):
-            stream.take(event)
-            await asyncio.sleep(0)
-        assert not stream.over and not reader.done()
-        stream.take(ended("x y"))
-        await reader
-        assert woken == [] and stream.ended == ended("x y") and await stream.result() == ended("x y")
-
-    asyncio.run(main())
-
-
 def test_what_a_slow_reader_missed_is_one_piece() -> None:
     async def check(stream: Stream, aborts: list[str]) -> None:
         for token in range(1000):

@@ -10,7 +10,7 @@ from calm.errors import DataError
 from calm.serve_config import ServeConfig
 from serve.errors import Draining, EngineGone, QueueFull
 from serve.http.backend import Source
-from serve.messages import Batch, Ended, Load, ModelInfo, Refused, Spoke
+from serve.messages import Batch, Ended, Load, ModelInfo, Refused, Silent, Spoke
 from serve.options import RequestOptions
 from serve.requests import Reason, Status, Timing
 
@@ -28,6 +28,7 @@ INFO = ModelInfo(
     about={"rule": "own"},
 )
 POLL_S = 0.002
+GAP_S = 0.003  # between tokens of answers that are told whole
 
 
 def config_of(**settings: Any) -> ServeConfig:
@@ -231,7 +232,11 @@ class FakeEngine:
             told.append(layers)
             self.steps += 1
             said.append(text)
-            self._tell(stream, Spoke(stream.id, text if stream.pieces else "", tokens, layers))
+            if stream.pieces:
+                self._tell(stream, Spoke(stream.id, text, tokens, layers))
+            elif self.on_batch is not None:
+                gaps = (GAP_S,) * (len(layers) - (len(told) == 1))
+                self.on_batch(Batch((), self.load, Silent(layers, gaps)))
         if stream.over:
             return
         layers = tuple(layer for each in told for layer in each)
@@ -273,8 +278,7 @@ class FakeEngine:
             kind = type(event).__name__
             told = Refused(stream.id, kind, str(event)) if isinstance(event, Exception) else event
             self.on_batch(Batch((told,), self.load))
-        if stream.pieces or not isinstance(event, Spoke):
-            stream.events.put_nowait(event)
+        stream.events.put_nowait(event)
 
 
 def info_with(**changes: Any) -> ModelInfo:

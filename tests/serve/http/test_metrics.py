@@ -9,7 +9,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.http.metrics import Metrics
-from serve.messages import Batch, Ended, Load, Refused, Spoke
+from serve.messages import Batch, Ended, Load, Refused, Silent, Spoke
 from serve.requests import Reason, Status, Timing
 
 from .fakes import INFO, NAME, FakeEngine
@@ -131,6 +131,17 @@ def test_what_steps_bring_is_counted() -> None:
     assert found["calm_inter_token_latency_seconds_sum", ()] == 1.0
     assert found["calm_iteration_tokens_total_count", ()] == 2
     assert found["calm_iteration_tokens_total_sum", ()] == 4
+
+
+def test_tokens_of_answers_that_are_told_whole_are_counted_all_the_same() -> None:
+    first = Batch((Spoke("a", "x", (5,), (2,)),), load(beat=10.5, steps=1), Silent((8, 3)))
+    second = Batch((), load(beat=11.0, steps=2), Silent((3, 1), (0.5, 0.25)))
+    found = told(first, second)
+    assert (found["calm_exit_layer_count", ()], found["calm_exit_layer_sum", ()]) == (5, 17)
+    assert found["calm_generation_tokens_total", ()] == 5
+    assert found["calm_inter_token_latency_seconds_count", ()] == 2
+    assert found["calm_inter_token_latency_seconds_sum", ()] == 0.75
+    assert found["calm_iteration_tokens_total_sum", ()] == 5
 
 
 def test_times_of_a_request_are_those_of_its_clock() -> None:
