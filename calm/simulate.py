@@ -129,8 +129,14 @@ class SimWave:
         for row in rows:
             emission = min(row.depth, self.layer) if self.rule.holds else self.layer
             self.spoken.append((row, emission, emission if self.rule.leaves else self.layer))
-        early = all(row.asks_head and row.depth <= self.layer and emission < last for row, emission, _ in self.spoken)
-        pay("head", "early_head" if early else "head", self.bucket)
+        early = sum(row.asks_head and row.depth <= self.layer and emission < last for row, emission, _ in self.spoken)
+        late = len(rows) - early
+        if self.engine.setting.packed:
+            pay("head", "head" if late else "early_head", self.bucket)
+        else:
+            for name, count in (("head", late), ("early_head", early)):
+                if count:
+                    pay("head", name, count)
         pay("read", "read", self.bucket)
         ends = [executed for _, _, executed in self.spoken]
         if self.engine.setting.packed:

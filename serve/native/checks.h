@@ -125,9 +125,11 @@ struct Checker {
     std::vector<std::pair<float, int32_t>> heap;
 };
 
-static void look(const Model& m, int slot, int place, const float* logits, int words, const int32_t* ids, Checker& c) {
+static void look(const Model& m, int slot, int place, int layer, const float* logits, int words, const int32_t* ids,
+                 Checker& c) {
     const int64_t measure = m.measures[slot];
     const Look seen = look_at(logits, words, measure != AGREEMENT, measure == ENTROPY);
+    if (m.head_kind == FULL_HEAD) m.seen[slot] = seen.best.word, m.seen_after[slot] = layer;
     if (measure == AGREEMENT) {
         const int word = seen.best.word < 0 ? NOTHING : ids ? ids[seen.best.word] : seen.best.word;
         m.run[slot] = m.run[slot] > 0 && m.argmax[slot] == word ? m.run[slot] + 1 : 1;
@@ -153,7 +155,7 @@ static void ask(const Model& m, Scratch& s, Checker& c, const Wave& w) {
         } else if (has_candidates(m, slot)) {
             float* logits = Scratch::need(s.logits, m.head_k + W);
             candidate_words(m, s, slot, logits);
-            look(m, slot, i, logits, m.head_k, m.candidates + (int64_t)slot * m.head_k, c);
+            look(m, slot, i, w.layer, logits, m.head_k, m.candidates + (int64_t)slot * m.head_k, c);
         } else {
             c.asked.push_back(slot), c.places.push_back(i);
         }
@@ -172,7 +174,7 @@ static void ask(const Model& m, Scratch& s, Checker& c, const Wave& w) {
             few_words(m, s, c.asked[j], c.ids.data(), m.head_k, c.exact.data());
             for (int i = 0; i < m.head_k; i++) logits[c.ids[i]] = c.exact[i];
         }
-        look(m, c.asked[j], c.places[j], logits, m.vocabulary, nullptr, c);
+        look(m, c.asked[j], c.places[j], w.layer, logits, m.vocabulary, nullptr, c);
         if (m.head_kind == CANDIDATES)
             largest_k(logits, m.vocabulary, m.head_k, m.candidates + (int64_t)c.asked[j] * m.head_k, c.heap);
     }
@@ -227,6 +229,10 @@ static void say(const Model& m, Scratch& s, Checker& c, const int32_t* slots, co
     c.asked.clear(), c.places.clear();
     for (int i = 0; i < count; i++) {
         const int slot = slots[i];
+        if (m.seen_after[slot] == emission[i]) {  // the full head has looked at this very state
+            words[i] = m.seen[slot];
+            continue;
+        }
         const bool early = m.crossed[slot] && emission[i] < m.layers && reads_words(m.measures[slot]) &&
                            m.depths[(int64_t)slot * m.positions + m.step[slot]] == 0;
         if (early && has_candidates(m, slot)) {

@@ -14,7 +14,7 @@ from ..accounting import Clock
 from ..exits import Exits
 from .build import Handle, library
 from .slots import NativeSlots
-from .views import BF16, FP32, NO_MEMORY, MatrixView, ModelView, WaveView
+from .views import BF16, FP32, NO_MEMORY, STANDS, MatrixView, ModelView, WaveView
 from .weights import ACTIVATIONS, Packed, address, bias_by_distance
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class NativeMachine:
         rows, k = slots.count + 1, min(head_k, spec.vocab_size)
         self.step, self.token = (ctypes.c_int32 * rows)(), (ctypes.c_int32 * rows)()
         self._hidden, self._previous = (torch.zeros(rows, spec.d_model) for _ in range(2))
-        self._ints = torch.zeros((4, rows), dtype=torch.int32)
+        self._ints = torch.zeros((len(STANDS), rows), dtype=torch.int32)
         self._candidates = torch.full((rows, k), -1, dtype=torch.int32)
         self.confidences = torch.full((rows, spec.num_layers), float("nan"))
         self._bias = bias_by_distance(spec, slots.max_target)
@@ -108,7 +108,7 @@ class NativeMachine:
             setattr(view, name, address(getattr(slots, name)))
         for name in ("thresholds", "depths", "measures", "run_lengths"):
             setattr(view, name, address(getattr(exits, name)))
-        for name, row in zip(("crossing", "crossed", "argmax", "run"), self._ints, strict=True):
+        for name, row in zip(STANDS, self._ints, strict=True):
             setattr(view, name, address(row))
         functions = library()
         self._start, self._climb, self._speak = functions.calm_start, functions.calm_climb, functions.calm_speak

@@ -43,6 +43,7 @@ struct Model {
     // where a row stands in its step
     float *hidden, *previous;  // slots x d_model
     int32_t *step, *token, *crossing, *crossed, *argmax, *run;
+    int32_t *seen, *seen_after;  // best word of the full head's last look, and the layer it looked after; 0: none yet
     int32_t* candidates;       // slots x head_k; the first is NOTHING before the first check
     float* confidences;        // slots x layers
 };

@@ -35,7 +35,7 @@ static void start(Engine& e, const Wave& w) {
     for (int i = 0; i < w.active_count; i++) {
         const int slot = w.active[i];
         put_embedding(m, m.token[slot], m.hidden + (int64_t)slot * m.d_model);
-        m.crossed[slot] = m.run[slot] = 0;
+        m.crossed[slot] = m.run[slot] = m.seen_after[slot] = 0;
         m.crossing[slot] = m.layers;
         if (m.candidates) m.candidates[(int64_t)slot * m.head_k] = NOTHING;
         if (m.record)

@@ -25,6 +25,9 @@ class LayerView(ctypes.Structure):
     _fields_ = [(name, MatrixView) for name in LAYER_MATRICES]
 
 
+STANDS = ("crossing", "crossed", "argmax", "run", "seen", "seen_after")  # of a row in its step, by slot
+
+
 class ModelView(ctypes.Structure):
     """A decoder, its slots, and where each row stands."""
 
@@ -43,7 +46,7 @@ class ModelView(ctypes.Structure):
         *((name, INT) for name in ("slots", "positions", "sources", "record")),
         *((name, POINTER) for name in ("keys", "values", "cross_keys", "cross_values", "coarse", "source_length")),
         *((name, POINTER) for name in ("thresholds", "depths", "measures", "run_lengths")),
-        *((name, POINTER) for name in ("hidden", "previous", "step", "token", "crossing", "crossed", "argmax", "run")),
+        *((name, POINTER) for name in ("hidden", "previous", "step", "token", *STANDS)),
         *((name, POINTER) for name in ("candidates", "confidences")),
     ]
 
