@@ -21,8 +21,8 @@ COLORS = {
 
 
 def color_of(row: str) -> str:
-    """Of a row of Table 1; ``softmax`` and ``softmax@0.85`` share theirs."""
-    return COLORS.get(row.partition("@")[0], "#444444")
+    """Of a row of Table 1; ``softmax`` and ``softmax@0.85`` share theirs, and so do lines below the first."""
+    return COLORS.get(row.partition("\n")[0].partition("@")[0], "#444444")
 
 
 def plot_exit_layers(df: pd.DataFrame, ax: Any = None) -> Any:
@@ -89,6 +89,7 @@ HATCHES = {
     "lockstep": "oo",
 }
 BAR = 0.8  # of the room of a group
+PANEL, BAR_ROOM = 3.3, 0.27  # inches: of a panel at least, and of a bar with what stands on it
 NOTE_SIZE = 6.5  # points, of what stands on a bar
 PANEL_POINTS = 225  # height of a panel, for room above its bars
 
@@ -104,7 +105,8 @@ def plot_serving(df: pd.DataFrame, value_label: str, title: str = "", axes: Any 
         value_label: of the vertical axis, with its unit.
     """
     panels = list(dict.fromkeys(df["panel"]))
-    axes = _row_of_axes(len(panels), title) if axes is None else axes
+    room = max(PANEL, BAR_ROOM * int(df.groupby("panel").size().max()))
+    axes = _row_of_axes(len(panels), title, room) if axes is None else axes
     for ax, panel in zip(axes, panels, strict=True):
         _plot_panel(df[df["panel"] == panel], ax)
         ax.set_title(panel, fontsize="medium")
@@ -158,10 +160,10 @@ def _serving_legend(df: pd.DataFrame, ax: Any) -> None:
     )  # fmt: skip
 
 
-def _row_of_axes(count: int, title: str) -> Any:
+def _row_of_axes(count: int, title: str, panel: float = PANEL) -> Any:
     from matplotlib.figure import Figure
 
-    width = 3.3 * count + 1.2
+    width = panel * count + 1.2
     figure = Figure(figsize=(width, 4.2), layout="constrained")
     if title:
         figure.suptitle(fill(title, int(CHARACTERS_PER_INCH * width)), fontsize="medium")

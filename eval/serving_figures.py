@@ -89,8 +89,13 @@ def figure_rows(summary: Mapping[str, Any], drawn: Drawn, source: int, trace: st
         panel = f"ours: batch {cell['batch']}"
         rows.append(_bar(panel, FULL, None, full, full, drawn))
         exits = [e for e in entries if e["ours"] == "exit" and e["trace"] == trace]
-        rows += [_bar(panel, e["measure"], e["rule"], e, full, drawn) for e in exits]
+        rows += [_bar(panel, row_of(e, full), e["rule"], e, full, drawn) for e in exits]
     return rows
+
+
+def row_of(entry: Mapping[str, Any], full: Mapping[str, Any]) -> str:
+    """The measure; and the head below it, where it is another one than full depth's."""
+    return str(entry["measure"]) if entry["head"] == full["head"] else f"{entry['measure']}\n{entry['head']}"
 
 
 def paper_rows(model: str, drawn: Drawn) -> list[dict[str, Any]]:

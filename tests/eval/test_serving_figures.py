@@ -17,7 +17,8 @@ def entry(batch: int, ours: str, seconds: float, **more: Any) -> dict[str, Any]:
     seconds *= 1 + 0.12 * batch
     rate = batch / seconds
     return {
-        "ours": ours, "name": ours, "measure": None, "rule": "own", "trace": None, "source_tokens": 128, "batch": batch,
+        "ours": ours, "name": ours, "measure": None, "head": "full", "rule": "own", "trace": None,
+        "source_tokens": 128, "batch": batch,
         "tokens_per_s": 0.93 * rate, "inner_token_latency": seconds, "concurrency": 0.93 * batch, **more,
     }  # fmt: skip
 
@@ -83,6 +84,21 @@ def test_one_picture_for_each_source_length_and_trace(tmp_path: Path) -> None:
     names = draw_figure(summary, LATENCY, tmp_path)
     assert names == ["figure2_small_128_tight.png", "figure2_small_128_wide.png"]
     assert all((tmp_path / name).stat().st_size > 10_000 for name in names)
+
+
+def test_bars_of_another_head_stand_in_a_group_of_their_own() -> None:
+    summary = made_up((8,))
+    entries = summary["cells"][0]["entries"]
+    softmax = [each for each in entries if each["measure"] == "softmax" and each["trace"] == "tight"]
+    entries += [{**each, "head": "candidates"} for each in softmax]
+    rows = figure_rows(summary, THROUGHPUT, 128, "tight")
+    assert [row["row"] for row in rows[-3:]] == ["softmax\ncandidates"] * 3 and rows[-1]["rule"] == "sync"
+    axes = plot_serving(pd.DataFrame(rows), THROUGHPUT.label)
+    assert [tick.get_text() for tick in axes[1].get_xticklabels()][-1] == "softmax\ncandidates"
+    shown = axes[1].patches[-1].get_facecolor()
+    assert tuple(round(255 * part) for part in shown[:3]) == tuple(bytes.fromhex(COLORS["softmax"][1:]))
+    few = plot_serving(pd.DataFrame([row for row in rows if row["row"] in ("full", "state")]), THROUGHPUT.label)
+    assert axes[0].figure.get_figwidth() > few[0].figure.get_figwidth()
 
 
 def test_bars_are_drawn_in_the_colours_of_their_measures() -> None:
