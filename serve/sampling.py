@@ -50,8 +50,13 @@ def draw(logits: Float[Tensor, " vocab"], temperature: float, top_p: float, numb
 
 
 def _where(reached: "np.ndarray[tuple[int], np.dtype[np.float64]]", number: float) -> int:
-    """The first place at which a sum that grows passes ``number`` of its end."""
-    return min(int(np.searchsorted(reached, number * reached[-1], side="right")), len(reached) - 1)
+    """The first place at which a sum that grows passes ``number`` of its end.
+
+    A number is one of 2^53 cells and stands for its middle, so that 0 draws nothing of next to no probability. Where
+    rounding makes that the end itself, it is the place that reached it, not one behind, which adds nothing.
+    """
+    end, passed = reached[-1], (number + 2.0**-54) * reached[-1]
+    return min(int(np.searchsorted(reached, passed, side="right")), int(np.searchsorted(reached, end)))
 
 
 def choose(

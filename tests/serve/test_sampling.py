@@ -47,6 +47,12 @@ def test_uniform_numbers_are_uniform_over_seeds_and_steps() -> None:
         assert chisquare(torch.histc(torch.tensor(numbers), 10, 0, 1).tolist()).pvalue > 0.01
 
 
+def test_a_number_next_to_one_draws_nothing_that_has_no_probability() -> None:
+    logits = torch.tensor([39.0, 38.5, 1.0])
+    for number in (1 - 2**-53, 1 - 2**-52, 0.0):
+        assert draw(logits, 1e-3, 1.0, number) == draw(logits, 1e-3, 0.9, number) == 0
+
+
 @given(
     st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=20),
     st.floats(0, 1, exclude_max=True),
