@@ -5,6 +5,7 @@ border; below it nobody sees a DictConfig. Range checks live in ``__post_init__`
 Importing this module does not import hydra; ``register()`` does.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -182,6 +183,12 @@ class TrackingMode(str, Enum):
     offline = "offline"
     online = "online"
     disabled = "disabled"
+
+
+def check_once_each(name: str, values: Collection[Any]) -> None:
+    """Raise ConfigError for a list that is empty, or names something twice."""
+    if not values or len(set(values)) != len(values):
+        raise ConfigError(f"{name} needs at least one entry, and none twice")
 
 
 def check_range(

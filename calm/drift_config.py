@@ -3,8 +3,18 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from .config import CONF_DIR, INF, Consistency, DataConfig, Device, Measure, OnDrift, RunnerName, check_range
-from .errors import ConfigError
+from .config import (
+    CONF_DIR,
+    INF,
+    Consistency,
+    DataConfig,
+    Device,
+    Measure,
+    OnDrift,
+    RunnerName,
+    check_once_each,
+    check_range,
+)
 
 
 @dataclass
@@ -33,8 +43,7 @@ class DriftConfig:
         if self.n is not None:
             check_range("n", self.n, 1, INF)
         check_range("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
-        if not self.on_drift or len(set(self.on_drift)) != len(self.on_drift):
-            raise ConfigError("on_drift needs at least one entry, and none twice")
+        check_once_each("on_drift", self.on_drift)
         check_range("requests_per_alarm", self.requests_per_alarm, 1, INF, open_high=True)
         for name in ("drift_patience", "shuffles", "batch_size", "bootstrap"):
             check_range(name, getattr(self, name), 1, INF)

@@ -13,6 +13,7 @@ from .config import (
     RunnerName,
     TraceKind,
     Weights,
+    check_once_each,
     check_range,
 )
 from .errors import ConfigError
@@ -62,6 +63,20 @@ def served_numbers(dtype: str) -> tuple[str, Weights]:
 
 
 SERVED_SHAPES = ("tiny", "small", "base")
+
+
+def check_choice(name: str, value: str, there: tuple[str, ...]) -> None:
+    """Raise ConfigError for a value that is none of these."""
+    if value not in there:
+        raise ConfigError(f"{name}={value!r} is none; choose from {', '.join(there)}")
+
+
+def _check_clock(config: "PeersConfig | ServingConfig") -> None:
+    """What is timed, and how often."""
+    for name in ("n", "threads", "few", "repeats", "attempts"):
+        check_range(name, getattr(config, name), 1, INF)
+    check_range("warmups", config.warmups, 0, INF)
+    check_range("many", config.many, config.few + 1, INF)
 
 
 @dataclass
@@ -118,10 +133,7 @@ class PeersConfig:
             raise ConfigError("sources, base_sources and base_batches each need at least one entry")
         if any(kind not in (TraceKind.tight, TraceKind.wide) for kind in self.traces):
             raise ConfigError("traces: choose from tight and wide; eval.throughput replays measured ones")
-        for name in ("n", "threads", "few", "repeats", "attempts"):
-            check_range(name, getattr(self, name), 1, INF)
-        check_range("warmups", self.warmups, 0, INF)
-        check_range("many", self.many, self.few + 1, INF)
+        _check_clock(self)
         for name in ("load_timeout", "call_timeout"):
             check_range(name, getattr(self, name), 0, INF, open_low=True, open_high=True)
 
@@ -164,20 +176,16 @@ class ServingConfig:
         if self.checkpoint is not None and self.shape is not None:
             raise ConfigError("checkpoint= and shape= exclude each other: a trained model, or random weights")
         for name, value, there in (("shape", self.shape, SERVED_SHAPES), ("dtype", self.dtype, SERVED_DTYPES)):
-            if value is not None and value not in there:
-                raise ConfigError(f"{name}={value!r} is none; choose from {', '.join(there)}")
+            if value is not None:
+                check_choice(name, value, there)
         for name in ("source_tokens", "traces", "batches", "measures", "rules", "exit_heads"):
-            values = getattr(self, name)
-            if not values and name != "exit_heads" or len(set(values)) != len(values):
-                raise ConfigError(f"{name} needs at least one entry, and none twice")
+            if getattr(self, name) or name != "exit_heads":
+                check_once_each(name, getattr(self, name))
         for tokens in self.source_tokens:
             check_range("source_tokens", tokens, 2, INF)
-        for name in ("n", "threads", "few", "repeats", "attempts"):
-            check_range(name, getattr(self, name), 1, INF)
+        _check_clock(self)
         for rows in self.batches:
             check_range("batches", rows, 1, INF)
-        check_range("many", self.many, self.few + 1, INF)
-        check_range("warmups", self.warmups, 0, INF)
         check_range("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
         if TraceKind.static in self.traces:
             raise ConfigError("traces: static depth of the same mean is always timed; choose tight, wide or measured")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from .config import INF, DataConfig, check_range
+from .config import INF, DataConfig, check_once_each, check_range
 from .errors import ConfigError
 
 WAYS = "plain, full, static=LAYER, tolerance=X, threshold=X"
@@ -116,9 +116,7 @@ class LoadConfig:
     def __post_init__(self) -> None:
         endpoint(self.url)
         for name in ("rates", "ways", "percentiles"):
-            values = getattr(self, name)
-            if not values or len(set(values)) != len(values):
-                raise ConfigError(f"{name} needs at least one entry, and none twice")
+            check_once_each(name, getattr(self, name))
         for rate in self.rates:
             check_range("rates", rate, 0, INF, open_low=True)
         for way in self.ways:

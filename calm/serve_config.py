@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .config import INF, BatchRule, Consistency, Device, Head, OnDrift, RunnerName, Weights, check_range
-from .engine_config import SERVED_DTYPES
+from .engine_config import SERVED_DTYPES, check_choice
 from .errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -78,8 +78,7 @@ class ServeConfig:
         for host in (self.host, *self.allowed_hosts):
             if not HOST.fullmatch(host):
                 raise ConfigError(f"{host!r} is no host name or address; give a name without scheme and port")
-        if self.dtype not in SERVED_DTYPES:
-            raise ConfigError(f"dtype={self.dtype!r} is none; choose from {', '.join(SERVED_DTYPES)}")
+        check_choice("dtype", self.dtype, SERVED_DTYPES)
         check_range("port", self.port, 0, 65535)
         for name in ("max_batch", "max_waiting", "max_body_bytes", "max_prompt_bytes"):
             check_range(name, getattr(self, name), 1, INF)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from .config import INF, DataConfig, check_range
-from .engine_config import SERVED_DTYPES, SERVED_SHAPES
+from .config import INF, DataConfig, check_once_each, check_range
+from .engine_config import SERVED_DTYPES, SERVED_SHAPES, check_choice
 from .errors import ConfigError
 
 
@@ -65,14 +65,10 @@ class HttpShareConfig:
         from .load_config import early_exit
 
         for name in ("shapes", "batches", "ways"):
-            values = getattr(self, name)
-            if not values or len(set(values)) != len(values):
-                raise ConfigError(f"{name} needs at least one entry, and none twice")
+            check_once_each(name, getattr(self, name))
         for shape in self.shapes:
-            if shape not in SERVED_SHAPES:
-                raise ConfigError(f"shape {shape!r} is none; choose from {', '.join(SERVED_SHAPES)}")
-        if self.dtype not in SERVED_DTYPES:
-            raise ConfigError(f"dtype={self.dtype!r} is none; choose from {', '.join(SERVED_DTYPES)}")
+            check_choice("shapes", shape, SERVED_SHAPES)
+        check_choice("dtype", self.dtype, SERVED_DTYPES)
         for way in self.ways:
             early_exit(way)
         for rows in self.batches:

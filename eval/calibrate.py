@@ -128,8 +128,9 @@ def _summary(folder: Path, done: "Certification") -> dict[str, Any]:
 
 
 def _result(artifact: "Artifact", certificate: "Certificate") -> dict[str, Any]:
+    from calm.calibration.grid import point_to_json
+
     last = len(certificate.certified) - 1
-    threshold = certificate.threshold
     return {
         "measure": artifact.measure.value,
         "consistency": artifact.consistency.value,
@@ -139,7 +140,7 @@ def _result(artifact: "Artifact", certificate: "Certificate") -> dict[str, Any]:
         "test_level": artifact.test_level,
         "n": artifact.n,
         "needed_n": certificate.needed_n,
-        "threshold": list(threshold) if isinstance(threshold, tuple) else threshold,
+        "threshold": point_to_json(certificate.threshold),
         "certified_below_one": certificate.certified_below_one,
         "p_value": certificate.p_values[last],
         "mean_loss": artifact.mean_losses[last],

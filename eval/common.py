@@ -1,6 +1,7 @@
 """What the eval programs share: which model, on what, over which processes, and where results go."""
 
 import json
+import logging
 import os
 import sys
 import time
@@ -8,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from calm.decode_spec import Decode, DecodeSpec, OnRows
     from calm.models.t5 import EarlyExitT5
     from calm.parallel_decode import ParallelDecoder
+    from calm.records import Example
     from calm.sharded_decode import ShardedDecoder
 
 DTYPES = {Precision.auto: "float32", Precision.fp32: "float32", Precision.bf16: "bfloat16"}
@@ -179,6 +182,32 @@ class Stamp:
             "config": self.config,
             "environment": stamped,
         }
+
+
+def can_draw() -> bool:
+    """Whether figures can be drawn; says so where they cannot. matplotlib is told to keep its notes to itself."""
+    if find_spec("matplotlib") is None:
+        say("no figure: matplotlib is not installed (the extra 'report' brings it)")
+        return False
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
+    return True
+
+
+def articles_of(
+    asked: DataConfig | None, model: "EarlyExitT5 | None", n: int | None = None
+) -> "tuple[str, list[Example]]":
+    """Name and first ``n`` articles of the test split of a corpus: the one asked for, or the model's own.
+
+    Raises:
+        ConfigError: there is neither.
+        DataError: it cannot be read.
+    """
+    from calm.data import load_corpus
+
+    data = corpus_settings(asked, {} if model is None else model.settings.data)
+    tokenizer = model.tokenizer if model is not None and data.max_article_tokens is not None else None
+    corpus = load_corpus(data, splits=("test",), tokenizer=tokenizer)
+    return corpus.name, list(corpus.splits["test"][:n])
 
 
 def finish(summary: dict[str, Any], run_dir: Path) -> None:

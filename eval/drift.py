@@ -9,7 +9,7 @@ certificate speaks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,9 @@ from calm.config import CONF_DIR, DataConfig, OnDrift
 from calm.drift_config import DriftConfig
 from calm.errors import ConfigError
 
-from .common import Stamp, choose_device, choose_model, corpus_settings, finish, say
-from .drift_table import TRAFFIC, USUAL, as_lines, as_markdown, as_text, table_of
+from .common import Stamp, articles_of, choose_device, choose_model, finish, say
+from .drift_table import TRAFFIC, USUAL, as_lines, table_of
+from .tables import aligned, markdown
 
 if TYPE_CHECKING:
     from calm.models.t5 import EarlyExitT5
@@ -56,11 +57,15 @@ def run(config: DriftConfig, run_dir: Path) -> int:
         there = ", ".join(sorted(path.stem for path in (CONF_DIR / "data").glob("*.yaml")))
         raise ConfigError(f"no traffic to change to: give traffic=NAME ({there})")
     folder, device = choose_model(config.checkpoint), choose_device(config.device)
+    from calm.calibration.grid import point_to_json
+    from calm.models.folder import load
     from serve.drift import Reference
+    from serve.model import served
 
     from .drift_figures import shares, shuffled
 
-    loaded, model = _loaded(folder, device)
+    loaded = load(folder, device)
+    model = served(loaded, folder=folder)
     engine, client = _client(model, config, OnDrift.warn)  # a wrong tolerance is told before a corpus is read
     corpora = _corpora(config, loaded, config.traffic)
     artifact, asked, layers = client.artifact, client.asked, model.spec.num_layers
@@ -88,7 +93,7 @@ def run(config: DriftConfig, run_dir: Path) -> int:
         "corpora": corpora.names,
         "requests": {USUAL: len(corpora.usual), TRAFFIC: len(corpora.traffic)},
         "artifact": artifact.name,
-        "threshold": _shown_threshold(asked),
+        "threshold": point_to_json(asked),
         "tolerance": config.tolerance,
         "error_prob": artifact.error_prob,
         "runner": engine.runner_name.value,
@@ -104,20 +109,10 @@ def run(config: DriftConfig, run_dir: Path) -> int:
     for line in as_lines(summary):
         say(line)
     table = table_of(summary)
-    say(as_text(table))
-    (run_dir / "drift.md").write_text(as_markdown(table), encoding="utf-8")
+    say("\n".join(aligned(table, left=1)))
+    (run_dir / "drift.md").write_text(markdown([[cell.strip() for cell in row] for row in table]), encoding="utf-8")
     finish(summary, run_dir)
     return 0
-
-
-def _loaded(folder: Path, device: str) -> "tuple[EarlyExitT5, ServedModel]":
-    from calm.calibration import ModelIdentity, load_artifacts
-    from calm.models.folder import load
-    from serve.model import served
-
-    model = load(folder, device)
-    identity = ModelIdentity.of(model, folder, dtype="float32")
-    return model, replace(served(model), artifacts=tuple(load_artifacts(folder)), identity=identity)
 
 
 def _client(model: "ServedModel", config: DriftConfig, on_drift: OnDrift) -> "tuple[Engine, Client]":
@@ -141,14 +136,7 @@ def _client(model: "ServedModel", config: DriftConfig, on_drift: OnDrift) -> "tu
 
 
 def _corpora(config: DriftConfig, model: "EarlyExitT5", traffic: DataConfig) -> Corpora:
-    from calm.data import load_corpus
-
-    found = []
-    for data in (corpus_settings(config.data, model.settings.data), traffic):
-        tokenizer = model.tokenizer if data.max_article_tokens is not None else None
-        corpus = load_corpus(data, splits=("test",), tokenizer=tokenizer)
-        found.append((corpus.name, corpus.splits["test"][: config.n]))
-    (usual, own), (other, new) = found
+    (usual, own), (other, new) = (articles_of(data, model, config.n) for data in (config.data, traffic))
     say(f"usual traffic: {usual}, {len(own)} requests; then {other}, {len(new)}; of each the test split")
     return Corpora(own, new, {USUAL: usual, TRAFFIC: other})
 
@@ -204,10 +192,6 @@ def first_alarm(outcome: Outcome) -> dict[str, Any] | None:
         if stretch.alarms:
             return {"phase": name, "after": stretch.alarms[0]}
     return None
-
-
-def _shown_threshold(threshold: Any) -> Any:
-    return list(threshold) if isinstance(threshold, tuple) else threshold
 
 
 main = program("drift", DriftConfig, run)

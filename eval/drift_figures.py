@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from calm.calibration import ConsistencyLoss
-from calm.calibration.grid import Threshold
+from calm.calibration.grid import Threshold, point_to_json
 from calm.config import Consistency
 from calm.metrics import agreement, bootstrap_ci, depth_summary, mean, rouge_l_many
 from calm.records import DecodeTrace, Example
@@ -105,8 +105,8 @@ def spans(thresholds: Sequence[Threshold], grid: Sequence[Threshold], judge: Jud
     for threshold, group in groupby(thresholds):
         count = len(list(group))
         summary = judge.summary(scores, range(start, start + count))
-        shown = list(threshold) if isinstance(threshold, tuple) else threshold
-        told.append({"first": start, "threshold": shown, "place": list(grid).index(threshold), **(summary or {})})
+        place = list(grid).index(threshold)
+        told.append({"first": start, "threshold": point_to_json(threshold), "place": place, **(summary or {})})
         start += count
     return told
 

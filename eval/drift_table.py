@@ -1,6 +1,5 @@
 """What eval.drift prints: its table, and in words what that does not hold."""
 
-from collections.abc import Sequence
 from typing import Any
 
 USUAL, TRAFFIC = "usual", "traffic"  # the model's own corpus, and what comes after it
@@ -52,23 +51,6 @@ def table_of(summary: dict[str, Any]) -> list[tuple[str, ...]]:
         COLUMNS,
         *((part, *(_shown(name, values[name]) for name in COLUMNS[1:])) for part, values in parts if values),
     ]
-
-
-def as_text(table: Sequence[tuple[str, ...]]) -> str:
-    """A table for the terminal."""
-    widths = [max(len(row[i]) for row in table) for i in range(len(COLUMNS))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in table
-    )
-
-
-def as_markdown(table: Sequence[tuple[str, ...]]) -> str:
-    lines = ["| " + " | ".join(cell.strip() for cell in row) + " |" for row in table]
-    return "\n".join([lines[0], "|" + "---|" * len(COLUMNS), *lines[1:]]) + "\n"
 
 
 def _shown(name: str, value: Any) -> str:

@@ -17,15 +17,16 @@ from calm.engine_config import EngineRulesConfig
 
 from .common import (
     Stamp,
+    articles_of,
     choose_device,
     choose_model,
     choose_runner,
-    corpus_settings,
     decoder_maker,
     finish,
     open_decoder,
     say,
 )
+from .tables import aligned, markdown
 
 if TYPE_CHECKING:
     from calm.calibration import ConsistencyLoss
@@ -43,6 +44,7 @@ def run(config: EngineRulesConfig, run_dir: Path) -> int:
     from calm.calibration import ConsistencyLoss, load_artifacts
     from calm.calibration.artifact import choose_artifact
     from calm.calibration.bars import Bars
+    from calm.calibration.grid import point_to_json
     from calm.decode_spec import DecodeSpec
     from calm.policies import Full
 
@@ -56,7 +58,7 @@ def run(config: EngineRulesConfig, run_dir: Path) -> int:
     with open_decoder(plain, config.processes, bars.rows) as decode:
         if decode is None:
             return 0
-        examples, corpus = _articles(config, decode.model)
+        corpus, examples = articles_of(config.data, decode.model, config.n)
         say(f"corpus: {corpus}, {len(examples)} articles; {artifact.name} at threshold {threshold}")
         bars("decode_batch full", 0, len(examples))
         full = decode(examples, Full())
@@ -88,7 +90,7 @@ def run(config: EngineRulesConfig, run_dir: Path) -> int:
         "corpus": corpus,
         "articles": len(examples),
         "artifact": artifact.name,
-        "threshold": list(threshold) if isinstance(threshold, tuple) else threshold,
+        "threshold": point_to_json(threshold),
         "tolerance": config.tolerance,
         "error_prob": artifact.error_prob,
         "runner": runner["runner"].value,
@@ -110,15 +112,6 @@ def unexplained(rows: Sequence[dict[str, Any]]) -> list[str]:
     return [
         f"{row['rule']} at {row['batch']}" for row in rows if row["rule"] in exact and row["changed"] > row["near_ties"]
     ]
-
-
-def _articles(config: EngineRulesConfig, model: Any) -> tuple[Sequence["Example"], str]:
-    from calm.data import load_corpus
-
-    data = corpus_settings(config.data, model.settings.data)
-    tokenizer = model.tokenizer if data.max_article_tokens is not None else None
-    corpus = load_corpus(data, splits=("test",), tokenizer=tokenizer)
-    return corpus.splits["test"][: config.n], corpus.name
 
 
 @dataclass(frozen=True)
@@ -177,15 +170,15 @@ def as_line(row: dict[str, Any]) -> str:
 
 def as_text(rows: Sequence[dict[str, Any]]) -> str:
     """A table for the terminal."""
-    table = [COLUMNS, *(tuple(_shown(name, row[name]) for name in COLUMNS) for row in rows)]
-    widths = [max(len(row[i]) for row in table) for i in range(len(COLUMNS))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
+    return "\n".join(aligned(_table(rows)))
 
 
 def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join(_shown(name, row[name]) for name in COLUMNS) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
+    return markdown(_table(rows))
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    return [COLUMNS, *(tuple(_shown(name, row[name]) for name in COLUMNS) for row in rows)]
 
 
 def _shown(name: str, value: Any) -> str:

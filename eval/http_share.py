@@ -26,9 +26,11 @@ from calm.engine_config import served_numbers
 from calm.errors import CalmError
 from calm.load_config import early_exit
 from calm.progress import Progress
+from calm.serve_config import ServeConfig, served_name
 from calm.soak_config import HttpShareConfig
 
-from .common import Stamp, choose_model, finish, say
+from .common import Stamp, articles_of, choose_model, finish, say
+from .tables import aligned
 
 if TYPE_CHECKING:
     from serve.engine import Engine
@@ -87,18 +89,15 @@ def run(config: HttpShareConfig, run_dir: Path) -> int:
 
 def _models(config: HttpShareConfig, place: Path) -> list[Model]:
     if config.checkpoint is not None:
-        from calm.load_config import LoadConfig
-
-        from .load_prompts import read_prompts
+        from calm.models.folder import load
 
         folder = choose_model(config.checkpoint)
-        found = read_prompts(LoadConfig(checkpoint=str(folder), n=1 << 20)).prompts
-        known = [each for each in found if isinstance(each, str)]
+        known = [article.source for article in articles_of(None, load(folder))[1]]
 
         def articles(count: int, number: int) -> list[str]:
             return [known[(number * count + i) % len(known)] for i in range(count)]
 
-        return [Model(folder.parent.name if folder.name == "model" else folder.name, folder, articles)]
+        return [Model(served_name(ServeConfig(str(folder))), folder, articles)]
     from .shapes import WORDS, shape_of, write_folder
 
     models = []
@@ -218,15 +217,8 @@ def _options(way: str) -> dict[str, Any]:
 def _bodies(config: HttpShareConfig, name: str, way: str, texts: Sequence[str], stream: bool) -> list[bytes]:
     from .load_client import body_of
 
-    made = []
-    for text in texts:
-        fields = {"early_exit": early_exit(way), "max_tokens": config.tokens, "ignore_eos": True, "truncate": True}
-        body = body_of(name, text, **fields)
-        if not stream:
-            whole = {key: value for key, value in json.loads(body).items() if not key.startswith("stream")}
-            body = json.dumps(whole).encode()
-        made.append(body)
-    return made
+    fields = {"early_exit": early_exit(way), "max_tokens": config.tokens, "ignore_eos": True, "truncate": True}
+    return [body_of(name, text, stream, **fields) for text in texts]
 
 
 async def _ask_all(client: "Client", bodies: Sequence[bytes], config: HttpShareConfig, batch: int) -> int:
@@ -241,14 +233,8 @@ async def _ask_all(client: "Client", bodies: Sequence[bytes], config: HttpShareC
     async def ask() -> None:
         nonlocal tokens
         for body in coming:
-            replies: list[Reply] = []
-
-            def another(replies: "list[Reply]" = replies) -> Reply:
-                replies.append(kind())
-                return replies[-1]
-
-            await client.exchange(body, another)
-            tokens += _tokens(replies[-1])
+            reply = await client.answer(body, kind)  # before the sum is read: others add to it meanwhile
+            tokens += _tokens(reply)
 
     await asyncio.gather(*(ask() for _ in range(min(len(bodies), round(config.queued * batch)))))
     return tokens
@@ -273,8 +259,7 @@ def as_text(records: Sequence[dict[str, Any]]) -> str:
         shown = [f"{share[name]:.3f}" if name in share else "" for name in (WHOLE, STREAMED, AGAIN)]
         direct = f"{each['direct_tokens_per_s']:.0f}" if share else ""
         rows.append([each["model"], str(each["batch"]), each["way"], direct, *shown, str(each["noise"]["noisy"])])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    return "\n".join("  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(aligned(rows))
 
 
 main = program("http_share", HttpShareConfig, run)

@@ -83,7 +83,7 @@ class Client:
         zero = sent if zero is None else zero
         sample, replies = Sample(number, scheduled, sent - zero, 0.0), [Completion()]
         try:
-            await self.exchange(body, lambda: _another(replies, Completion()))
+            await self._exchange(body, lambda: _another(replies, Completion()))
             sample = self._read(sample, replies[-1])
         except TimeoutError:
             sample = replace(sample, error=ErrorKind.timeout, detail=f"no end within {self._timeout:g} s")
@@ -100,12 +100,17 @@ class Client:
             retries=max(0, len(replies) - 2),
         )
 
-    async def exchange(self, body: bytes, reply: Callable[[], Reply]) -> None:
-        """Send a completion's body; ``reply`` makes what takes the answer.
+    async def answer(self, body: bytes, kind: Callable[[], Answer]) -> Answer:
+        """What comes back for a completion's body; ``kind`` makes what takes it.
 
         Raises:
             TimeoutError, Disconnected, Unreachable, Malformed
         """
+        replies: list[Answer] = []
+        await self._exchange(body, lambda: _another(replies, kind()))
+        return replies[-1]
+
+    async def _exchange(self, body: bytes, reply: Callable[[], Reply]) -> None:
         async with asyncio.timeout(self._timeout):
             await self.pool.exchange(self._request(len(body)), body, reply)
 
@@ -156,13 +161,12 @@ def _another(replies: list[Answer], reply: Answer) -> Answer:
     return reply
 
 
-def body_of(model: str, prompt: str | list[int], **fields: Any) -> bytes:
-    """The JSON of a streamed completion; fields that are None are left out."""
+def body_of(model: str, prompt: str | list[int], stream: bool = True, **fields: Any) -> bytes:
+    """The JSON of a completion; fields that are None are left out."""
     asked = {
         "model": model,
         "prompt": prompt,
-        "stream": True,
-        "stream_options": {"include_usage": True},
+        **({"stream": True, "stream_options": {"include_usage": True}} if stream else {}),
         **{name: value for name, value in fields.items() if value is not None},
     }
     return json.dumps(asked, ensure_ascii=False, allow_nan=False).encode("utf-8")

@@ -1,12 +1,10 @@
 """The figure of a load: what a rate costs in latency and brings in tokens, for every way of decoding."""
 
-import logging
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from .common import say
+from .common import can_draw, say
 
 NAME = "serving.png"
 LATENCIES = (("time to first token", "ttft"), ("time per output token", "tpot"), ("whole answer", "e2el"))
@@ -15,15 +13,13 @@ LATENCIES = (("time to first token", "ttft"), ("time per output token", "tpot"),
 def draw_figure(summary: Mapping[str, Any], run_dir: Path) -> list[str]:
     """One PNG; its name. Says so where matplotlib is not installed, or nothing was completed."""
     rows = figure_rows(summary)
-    if find_spec("matplotlib") is None:
-        say("no figure: matplotlib is not installed (the extra 'report' brings it)")
+    if not can_draw():
         return []
     if not rows:
         say("no figure: no request was completed")
         return []
     import pandas as pd
 
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)
     from calm.plotting import plot_load
 
     axes = plot_load(pd.DataFrame(rows), headline(summary))

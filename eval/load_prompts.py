@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from calm.errors import DataError
 from calm.load_config import LoadConfig
 
-from .common import choose_model, corpus_settings, say
+from .common import articles_of, choose_model, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,8 @@ def read_prompts(config: LoadConfig) -> Prompts:
     elif config.prompts is not None:
         found, about = read_file(Path(config.prompts), config.prompt_field), Path(config.prompts).name
     else:
-        found, about = _articles(config, model)
+        corpus, rows = articles_of(config.data, model, config.n)
+        found, about = [row.source for row in rows], f"{corpus}, test split"
     if config.as_ids and model is not None:
         from calm.data.text import encode_source
 
@@ -75,16 +76,6 @@ def _counter(model: "EarlyExitT5") -> "Callable[[str], int]":
     from calm.data.text import text_ids
 
     return lambda text: len(text_ids(model.tokenizer, text))
-
-
-def _articles(config: LoadConfig, model: "EarlyExitT5 | None") -> tuple[list[Prompt], str]:
-    """Sources of the test split, as many as are asked for."""
-    from calm.data import load_corpus
-
-    data = corpus_settings(config.data, {} if model is None else model.settings.data)
-    tokenizer = model.tokenizer if model is not None and data.max_article_tokens is not None else None
-    corpus = load_corpus(data, splits=("test",), tokenizer=tokenizer)
-    return [row.source for row in corpus.splits["test"][: config.n]], f"{corpus.name}, test split"
 
 
 def random_ids(config: LoadConfig) -> list[Prompt]:

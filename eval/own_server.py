@@ -43,11 +43,11 @@ class OwnServer:
     """A running server.
 
     Attributes:
-        ready_s: from its start to its first "ready".
+        ready_s: from its start to its first "ready"; 0 before ``wait_until_ready``.
     """
 
-    def __init__(self, process: "subprocess.Popen[str]", url: str, log: Path) -> None:
-        self.process, self.url, self.log = process, url, log
+    def __init__(self, process: "subprocess.Popen[str]", url: str, log: Path, began: float) -> None:
+        self.process, self.url, self.log, self._began = process, url, log, began
         self.ready_s = 0.0
 
     @property
@@ -100,6 +100,13 @@ class OwnServer:
             time.sleep(POLL_S)
         return False
 
+    def wait_until_ready(self, seconds: float = START_S) -> float:
+        """``ready_s``. Raises CalmError where it is not in time, with the end of the log."""
+        if not self.wait(lambda: self.get("/readyz")[0] == 200, seconds):
+            raise not_ready(self.log)
+        self.ready_s = time.monotonic() - self._began
+        return self.ready_s
+
     def idle(self) -> bool:
         """Nobody runs and nobody waits."""
         return self.metric("calm_num_requests_running") + self.metric("calm_num_requests_waiting") == 0.0
@@ -115,34 +122,47 @@ class OwnServer:
             return self.process.wait()
 
 
+def not_ready(log: Path) -> CalmError:
+    last = log.read_text().splitlines()[-1:] or ["it said nothing"]
+    return CalmError(f"the server did not become ready: {last[0][:300]} (all of it in {log})")
+
+
 @contextmanager
-def own_server(folder: Path, log: Path, settings: Sequence[str] = (), start_s: float = START_S) -> Iterator[OwnServer]:
-    """Serve a model folder until the block ends; what the server logs is appended to ``log``.
+def own_server(folder: Path, log: Path, settings: Sequence[str] = ()) -> Iterator[OwnServer]:
+    """Serve a model folder until the block ends, and drain then; what the server logs is appended to ``log``.
 
     Raises:
-        CalmError: it was not ready in time; with the end of its log.
+        CalmError: it was not ready in time.
+    """
+    with listening(folder, log, settings) as server:
+        server.wait_until_ready()
+        yield server
+        server.stop()
+
+
+@contextmanager
+def listening(folder: Path, log: Path, settings: Sequence[str] = ()) -> Iterator[OwnServer]:
+    """The same from where it listens, ready or not; killed with the end of the block.
+
+    Raises:
+        CalmError: it has ended before.
     """
     run_dir = log.parent / "server"
     command = [
         sys.executable, "-m", "serve", f"checkpoint={folder.resolve()}", "port=0", f"hydra.run.dir={run_dir.resolve()}",
         *settings,
     ]  # fmt: skip
-    begun = time.monotonic()
+    began = time.monotonic()
     environment = {name: value for name, value in os.environ.items() if name not in ("CALM_RUN_DIR", "CALM_API_KEY")}
     with log.open("a") as lines:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=lines, text=True, env=environment)
     assert process.stdout is not None
     try:
         told = process.stdout.readline()  # empty where it has ended
-        server = OwnServer(process, told.strip().rpartition(" ")[2], log)
-        if not told or not server.wait(lambda: server.get("/readyz")[0] == 200, start_s):
-            last = log.read_text().splitlines()[-1:] or ["it said nothing"]
-            raise CalmError(f"the server did not become ready: {last[0][:300]} (all of it in {log})")
-        server.ready_s = time.monotonic() - begun
-        yield server
-        server.stop()
+        if not told:
+            raise not_ready(log)
+        yield OwnServer(process, told.strip().rpartition(" ")[2], log, began)
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
         process.stdout.close()

@@ -22,7 +22,7 @@ from calm.cli import program
 from calm.engine_config import PeersConfig
 from calm.errors import CalmError, CheckpointError
 
-from .common import Stamp, choose_model, corpus_settings, finish, say
+from .common import Stamp, articles_of, choose_model, finish, say
 
 if TYPE_CHECKING:
     from .peer_case import Model
@@ -177,17 +177,14 @@ def weights_name(folder: Path) -> str:
 
 
 def _articles(config: PeersConfig, folder: Path) -> Articles:
-    from calm.data import load_corpus
     from calm.data.text import decode_ids, encode_source
     from calm.models.folder import load
 
     model = load(folder)
     tokenizer, settings = model.tokenizer, model.settings
-    data = corpus_settings(config.data, settings.data)
-    corpus = load_corpus(data, splits=("test",), tokenizer=tokenizer if data.max_article_tokens is not None else None)
-    examples = corpus.splits["test"][: max(config.n, *config.batches)]
+    corpus, examples = articles_of(config.data, model, max(config.n, *config.batches))
     return Articles(
-        corpus.name,
+        corpus,
         [encode_source(tokenizer, example.source, settings) for example in examples],
         [example.target for example in examples],
         lambda ids: decode_ids(tokenizer, ids),

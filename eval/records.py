@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from calm.calibration.grid import point_to_json
 from calm.metrics import bootstrap_ci, depth_summary, lead1, mean, rouge_l_many
 from calm.papers import PaperRow
 from calm.records import DecodeTrace, Example
 
-from .rows import Row, as_json, bounds
+from .rows import Row, bounds
 
 PER_TOKEN = ("tokens", "crossing_layers", "emission_layers", "executed_layers", "backfilled_layers")
 
@@ -74,7 +75,7 @@ def table_row(scored: Scored, num_layers: int, seed: int, bootstrap: int, paper:
     return {
         "row": row.name,
         "measure": None if row.measure is None else row.measure.value,
-        "threshold": None if row.schedule is None else as_json(row.schedule.threshold),
+        "threshold": None if row.schedule is None else point_to_json(row.schedule.threshold),
         "threshold_first": first,
         "threshold_last": last,
         "schedule": None if row.schedule is None else row.schedule.kind.value,

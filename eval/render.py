@@ -5,6 +5,8 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .tables import aligned, markdown
+
 Values = dict[str, Any]
 
 
@@ -64,20 +66,14 @@ def cells(table: Sequence[Values]) -> list[list[str]]:
 
 def as_text(table: Sequence[Values]) -> str:
     """Aligned columns, numbers to the right."""
-    lines = cells(table)
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    shown = []
-    for first, *rest in lines:
-        parts = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
-        shown.append("  ".join(parts))
+    shown = aligned(cells(table), left=1)
     rule = "-" * len(shown[0])
     return "\n".join([rule, shown[0], rule, *shown[1:], rule])
 
 
 def as_markdown(table: Sequence[Values]) -> str:
-    header, *rows = cells(table)
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    lines = cells(table)
+    return markdown(lines, ["---", *["---:"] * (len(lines[0]) - 1)])
 
 
 def as_csv(table: Sequence[Values]) -> str:

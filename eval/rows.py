@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from calm.calibration import Artifact, Certificate, ModelIdentity
+from calm.calibration.grid import point_to_json
 from calm.config import Measure, Schedule, Table1Config
 from calm.models.settings import EarlyExitSettings
 from calm.policies import Confident, Full, Oracle, Policy, Static
 from calm.thresholds import ThresholdSchedule, measure_schedule
-
-Threshold = float | tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -137,8 +136,4 @@ def bounds(schedule: ThresholdSchedule | None) -> tuple[float | list[float] | No
     if schedule is None:
         return None, None
     first, last = schedule.threshold_at(0), schedule.threshold_at(schedule.length)
-    return as_json(first), as_json(last)
-
-
-def as_json(threshold: Threshold) -> float | list[float]:
-    return list(threshold) if isinstance(threshold, tuple) else threshold
+    return point_to_json(first), point_to_json(last)

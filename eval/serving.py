@@ -22,6 +22,7 @@ from calm.errors import ConfigError
 from calm.load_config import LoadConfig, told_rate
 
 from .common import Stamp, finish, say
+from .tables import aligned
 
 if TYPE_CHECKING:
     from .load_cells import Cell, Ledger, Measured
@@ -164,8 +165,7 @@ def as_text(records: Sequence[dict[str, Any]]) -> str:
     """A table for the terminal: one line for every rate and way."""
     keys = [key for key in SHOWN if any(_value(record, key) is not None for record in records)]
     rows = [[SHOWN[key] for key in keys], *[[_shown(_value(record, key)) for key in keys] for record in records]]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(keys))]
-    lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
+    lines = aligned(rows)
     lines.append("times in ms, medians and 99th percentiles, from when a request was due; lag: the client's own, p99")
     return "\n".join(lines)
 

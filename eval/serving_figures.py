@@ -1,13 +1,11 @@
 """Figures 1 and 2 from the record of a serving run: the paper's bars beside ours."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from .common import say
+from .common import can_draw
 from .sessions import FULL
 
 PAPER_PANEL = "paper: RTX 4090"
@@ -43,12 +41,10 @@ LATENCY = Drawn(
 
 def draw_figure(summary: Mapping[str, Any], drawn: Drawn, run_dir: Path) -> list[str]:
     """One PNG for every source length and trace; their names. Says so where matplotlib is not installed."""
-    if find_spec("matplotlib") is None:
-        say("no figure: matplotlib is not installed (the extra 'report' brings it)")
+    if not can_draw():
         return []
     import pandas as pd
 
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)
     from calm.plotting import plot_serving
 
     names = []

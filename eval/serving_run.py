@@ -12,6 +12,7 @@ from calm.errors import CalmError, DataError
 
 from .common import Stamp, asked_of, finish, plain, say
 from .serving_figures import Drawn, draw_figure
+from .tables import aligned
 
 if TYPE_CHECKING:
     from .ceilings import Ceilings
@@ -226,8 +227,7 @@ def as_text(summary: dict[str, Any]) -> str:
     rows: list[tuple[str, ...]] = [SHOWN]
     for cell in summary["cells"]:
         rows += [tuple(_shown(column, cell, entry) for column in SHOWN) for entry in cell["entries"]]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(SHOWN))]
-    lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
+    lines = aligned(rows)
     lines.append("times in ms; decode_expected: by the cost table; share: of the memory's and of the cache's ceiling")
     return "\n".join(lines)
 

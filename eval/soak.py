@@ -16,19 +16,16 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calm.cli import program
 from calm.errors import CalmError
-from calm.load_config import LoadConfig
 from calm.soak_config import SoakConfig
 
-from .common import Stamp, choose_model, finish, say
+from .common import Stamp, articles_of, can_draw, choose_model, finish, say
 
 if TYPE_CHECKING:
-    from .load_prompts import Prompt
     from .own_server import Held, OwnServer
     from .soak_clients import Question, Visit, Visitors
 
@@ -58,11 +55,13 @@ class Reading:
 
 def run(config: SoakConfig, run_dir: Path) -> int:
     stamp, folder = Stamp("eval.soak", config), choose_model(config.checkpoint)
-    from .load_prompts import read_prompts
+    from calm.models.folder import load
+
     from .own_server import own_server
 
-    asked = LoadConfig(checkpoint=str(folder), data=config.data, n=config.prompts)
-    prompts = read_prompts(asked).prompts
+    corpus, articles = articles_of(config.data, load(folder), config.prompts)
+    say(f"prompts: {corpus}, test split, {len(articles)} of them")
+    prompts = [article.source for article in articles]
     with own_server(folder, run_dir / "server.log", config.serve) as server:
         say(f"server ready after {server.ready_s:.1f} s")
         found = asyncio.run(_soak(config, server, prompts))
@@ -183,7 +182,7 @@ class Soaked:
         return "\n".join(lines)
 
 
-async def _soak(config: SoakConfig, server: "OwnServer", prompts: "Sequence[Prompt]") -> Soaked:
+async def _soak(config: SoakConfig, server: "OwnServer", prompts: Sequence[str]) -> Soaked:
     """Everybody comes; what they brought."""
     from .load_arrivals import arrivals, open_loop
     from .load_client import Client, check_files
@@ -235,7 +234,7 @@ async def _soak(config: SoakConfig, server: "OwnServer", prompts: "Sequence[Prom
     return Soaked(config, duration, readings, visitors.visits, before, after, cancelled, idle)
 
 
-async def _alone(visitors: "Visitors", config: SoakConfig, prompts: "Sequence[Prompt]") -> "list[Question]":
+async def _alone(visitors: "Visitors", config: SoakConfig, prompts: Sequence[str]) -> "list[Question]":
     """Each prompt in each way, one after another."""
     from .soak_clients import Question
 
@@ -295,8 +294,10 @@ def _bar(clients: int) -> Any:
 
 def _draw(readings: Sequence[Reading], path: Path) -> list[str]:
     """One PNG; its name. Says so where matplotlib is not installed, or there is nothing to draw."""
-    if find_spec("matplotlib") is None or not readings:
-        say("no figure: matplotlib is not installed (the extra 'report' brings it), or nothing was read")
+    if not can_draw():
+        return []
+    if not readings:
+        say("no figure: nothing was read")
         return []
     import pandas as pd
 

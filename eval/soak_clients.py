@@ -125,14 +125,7 @@ class Visitors:
 
     async def ask(self, question: Question, stream: bool = True) -> tuple[int, str]:
         """Status and text, which is an error's words where the status is not 200."""
-        replies: list[Reply] = []
-
-        def another() -> Reply:
-            replies.append(Completion() if stream else Reply())
-            return replies[-1]
-
-        await self.client.exchange(self._body(question, stream), another)
-        reply = replies[-1]
+        reply: Reply = await self.client.answer(self._body(question, stream), Completion if stream else Reply)
         if reply.status != 200:
             return reply.status, reply.message
         if not isinstance(reply, Completion):
@@ -156,8 +149,8 @@ class Visitors:
         return GONE
 
     def _body(self, question: Question, stream: bool) -> bytes:
-        body = json.loads(body_of(self.model, question.prompt, early_exit=early_exit(question.way), truncate=True))
-        return json.dumps(body if stream else {k: v for k, v in body.items() if not k.startswith("stream")}).encode()
+        fields = {"early_exit": early_exit(question.way), "truncate": True}
+        return body_of(self.model, question.prompt, stream, **fields)
 
     async def _post(self, body: bytes) -> str:
         """Status of an answer; a body that is too large may be refused before it is through."""

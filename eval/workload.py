@@ -9,7 +9,7 @@ from calm.config import BatchRule, Head, Measure, Schedule, TraceKind
 from calm.engine_config import ServingConfig, served_numbers
 from calm.errors import ConfigError
 
-from .common import choose_model, corpus_settings, say
+from .common import articles_of, choose_model, say
 from .sessions import FULL
 
 if TYPE_CHECKING:
@@ -203,23 +203,19 @@ def shape_workload(config: ServingConfig, shape: str) -> Workload:
 
 def folder_workload(config: ServingConfig, folder: Path) -> Workload:
     """A trained folder on articles of its test split, each measure at its threshold."""
-    from calm.data import load_corpus
     from calm.models.folder import load
     from calm.papers import model_name
     from serve.model import served
 
     loaded = load(folder, dtype=model_dtype(config.dtype))
-    data = corpus_settings(config.data, loaded.settings.data)
-    tokenizer = loaded.tokenizer if data.max_article_tokens is not None else None
-    corpus = load_corpus(data, splits=("test",), tokenizer=tokenizer)
-    articles = corpus.splits["test"][: config.n]
+    corpus, articles = articles_of(config.data, loaded, config.n)
     name = model_name(loaded.settings.model, loaded.hf.config.to_dict())
-    model = served(folder, dtype=model_dtype(config.dtype))
+    model = served(loaded, folder=folder)
     many = min(config.many, model.max_target)
     few = min(config.few, max(1, many // 2))
     if few >= many:
         raise ConfigError(f"{folder}: answers of {model.max_target} token cannot be timed step by step")
-    say(f"corpus: {corpus.name}, {len(articles)} articles of the test split, one of each family")
+    say(f"corpus: {corpus}, {len(articles)} articles of the test split, one of each family")
     workload = Workload(
         name=name or folder.name,
         paper=name,
@@ -232,12 +228,12 @@ def folder_workload(config: ServingConfig, folder: Path) -> Workload:
             "model": name,
             "weights": "trained",
             "layers": model.spec.num_layers,
-            "corpus": corpus.name,
+            "corpus": corpus,
             "articles": len(articles),
         },
         articles=articles,
     )
-    choose_thresholds(workload, corpus.name)
+    choose_thresholds(workload, corpus)
     return workload
 
 

@@ -104,13 +104,13 @@ class Desk:
         now = time.perf_counter()
         for name, _ in step.tokens:
             one = self._open[name]
-            self._speak(one) if one.submit.pieces else self._count(one, now)
+            self._speak(one) if one.submit.pieces else self._note(one, now)
         for answer in step.answers:
             self._end(self._open[answer.id], answer)
         if step.answers:
             self._drift = self._engine.drift.state
         events, self._events = tuple(self._events), []
-        silent = Silent(tuple(self._layers), tuple(self._gaps)) if self._layers else Silent()
+        silent = Silent(tuple(self._layers), tuple(self._gaps))
         self._layers, self._gaps = [], []
         return Batch(events, self._load(), silent)
 
@@ -199,7 +199,7 @@ class Desk:
 
     def _speak(self, one: Open) -> None:
         """Tell what a row said since it was last told."""
-        row, begin, layers = one.row, one.tokens, self._engine.model.spec.num_layers
+        row, begin = one.row, one.tokens
         assert row is not None
         try:
             text = visible_text(row, self._engine.model.to_text)
@@ -207,30 +207,27 @@ class Desk:
             self._engine.fail(row.id, error)
             return
         one.tokens = len(row.tokens)
-        emission = tuple(row.emission[begin:])
-        self._executed += sum(row.executed[begin:])
-        self._skipped += sum(layers - layer for layer in emission)
-        self._backfilled += sum(layer < layers for layer in emission)
-        self._rebatches += row.parked - one.parked
-        one.parked = row.parked
-        self._events.append(Spoke(row.id, text[one.chars :], tuple(row.tokens[begin:]), emission))
+        self._count(one, row)
+        self._events.append(Spoke(row.id, text[one.chars :], tuple(row.tokens[begin:]), tuple(row.emission[begin:])))
         one.chars = len(text)
 
-    def _count(self, one: Open, now: float) -> None:
-        """Of a row whose pieces nobody wants, and which has one more token: it costs a step next to nothing."""
-        row, layers = one.row, self._engine.model.spec.num_layers
-        assert row is not None
-        layer = row.emission[-1]
-        self._layers.append(layer)
+    def _note(self, one: Open, now: float) -> None:
+        """Of a row whose pieces nobody wants: its token costs a step next to nothing."""
+        assert one.row is not None
+        self._count(one, one.row)
+        self._layers.append(one.row.emission[-1])
         if one.spoke:
             self._gaps.append(now - one.spoke)
         one.spoke = now
+
+    def _count(self, one: Open, row: Row) -> None:
+        """Add a row's newest token to the sums; a step brings it one."""
+        layers, layer = self._engine.model.spec.num_layers, row.emission[-1]
         self._executed += row.executed[-1]
         self._skipped += layers - layer
         self._backfilled += layer < layers
-        if row.parked != one.parked:
-            self._rebatches += row.parked - one.parked
-            one.parked = row.parked
+        self._rebatches += row.parked - one.parked
+        one.parked = row.parked
 
     def _end(self, one: Open, answer: Answer) -> None:
         del self._open[answer.id]

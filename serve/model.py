@@ -88,9 +88,16 @@ class ServedModel:
 
 
 def served(
-    model: str | Path | EarlyExitT5, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+    model: str | Path | EarlyExitT5,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    *,
+    folder: str | Path | None = None,
 ) -> ServedModel:
     """A model folder, or a model that is loaded already (its own device and dtype then count), ready to be served.
+
+    Args:
+        folder: that a loaded model came from, for its certificates.
 
     Raises:
         CheckpointError: the folder cannot be loaded.
@@ -106,12 +113,15 @@ def served(
     if isinstance(model, str | Path):
         folder = model
         model = load(folder, device, dtype)
+    spec = export_spec(model)
+    if folder is not None:
         artifacts = load_artifacts(folder)
-        identity = ModelIdentity.of(model, folder, dtype=str(dtype).removeprefix("torch."))
+        arithmetic = str(spec.tensors["embed"].dtype).removeprefix("torch.")
+        identity = ModelIdentity.of(model, folder, dtype=arithmetic)
     tokenizer, settings = model.tokenizer, model.settings
     linear = model.classifier.linear
     return ServedModel(
-        spec=export_spec(model),
+        spec=spec,
         encode=model.encode,
         classifier=model.classifier if settings.has_classifier else None,
         to_ids=lambda text, cut=True: encode_source(tokenizer, text, settings, cut=cut),

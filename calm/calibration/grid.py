@@ -23,6 +23,11 @@ BELOW_ONE = float(np.nextafter(np.float32(1.0), np.float32(0.0)))  # the largest
 NUDGE = 2e-6  # far above rounding in fp32, far below what matters
 
 
+def point_to_json(threshold: Threshold) -> float | list[float]:
+    """As JSON has it."""
+    return list(threshold) if isinstance(threshold, tuple) else threshold
+
+
 def point_from_json(value: Any) -> Threshold:
     """A threshold, or the vector of one per layer, as JSON holds it."""
     return tuple(float(v) for v in value) if isinstance(value, list) else float(value)

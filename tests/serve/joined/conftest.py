@@ -1,7 +1,6 @@
 """One model for all joined tests, and two servers that several files share: starting an engine takes seconds."""
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,11 @@ from calm import save
 from calm.config import Measure
 from serve.engine import Engine
 from serve.options import EngineOptions
-from serve.worker import work
 from tests.scripted import early_exit, random_t5
 
 from .. import faulty
 from ..test_certified import artifact
-from .gate import Gate, gated
-from .serving import VOCABULARY, Joined, engine_of, joined
+from .serving import VOCABULARY, Joined, held
 
 LENGTH = 24
 NARROW = EngineOptions(max_batch=2, max_waiting=200, poison=True)
@@ -43,14 +40,12 @@ def here(folder: Path) -> Engine:
 @pytest.fixture(scope="session")
 def narrow(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
     """Two slots."""
-    gate = Gate(tmp_path_factory.mktemp("narrow") / "gate")
-    with joined(engine_of(folder, NARROW, partial(gated, str(gate.path), work)), gate) as made:
+    with held(folder, NARROW, tmp_path_factory.mktemp("narrow")) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
 def wide(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
     """Eight slots, and words that make trouble (tests.serve.faulty, gate.BREAK)."""
-    gate = Gate(tmp_path_factory.mktemp("wide") / "gate")
-    with joined(engine_of(folder, WIDE, partial(gated, str(gate.path), faulty.work)), gate) as made:
+    with held(folder, WIDE, tmp_path_factory.mktemp("wide"), faulty.work) as made:
         yield made

@@ -3,16 +3,13 @@
 import asyncio
 import http.client
 import json
-import os
 import socket
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,7 @@ from calm.load_config import endpoint
 from calm.policies import Full, Static
 from eval.load_connection import Pool
 from eval.load_stream import Completion, Reply
+from eval.own_server import OwnServer, listening
 from serve.engine import Engine
 from serve.http.answers import FINISH_REASONS
 from serve.link import Target
@@ -37,9 +35,8 @@ from tests.scripted import examples
 from ..faulty import POISON, RAISE, SLOW
 from ..http.fakes import NAME
 from ..http.running import PATIENCE_S, Running, request_bytes, running
-from .gate import BREAK, Gate
+from .gate import BREAK, Gate, gated
 
-ROOT = Path(__file__).parents[3]
 VOCABULARY = 60
 Prompt = str | list[str] | list[int]
 START_S = 240.0  # for an engine's process to be ready; the machine may be busy
@@ -191,28 +188,30 @@ def joined(engine: RemoteEngine, gate: Gate, **settings: Any) -> Iterator[Joined
             gate.open()
 
 
+@contextmanager
+def held(folder: Path, options: EngineOptions, place: Path, target: Target = work, **settings: Any) -> Iterator[Joined]:
+    """``joined``, with a gate whose file is in ``place``."""
+    gate = Gate(place / "gate")
+    with joined(engine_of(folder, options, partial(gated, str(gate.path), target)), gate, **settings) as made:
+        yield made
+
+
 # the program
 
 
-@dataclass
+@dataclass(frozen=True)
 class Program:
-    """``python -m serve`` in a process of its own.
+    """``python -m serve`` in a process of its own."""
 
-    Attributes:
-        log: the lines of its stderr so far.
-        began: when it was started, by time.monotonic().
-    """
-
-    process: "subprocess.Popen[str]"
-    site: Site
-    began: float
-    log: list[str] = field(default_factory=list)
+    own: OwnServer
 
     @property
-    def processes(self) -> list[psutil.Process]:
-        """The server's own, and all that it has started."""
-        own = psutil.Process(self.process.pid)
-        return [own, *own.children(recursive=True)]
+    def process(self) -> "subprocess.Popen[str]":
+        return self.own.process
+
+    @property
+    def site(self) -> Site:
+        return Site(self.own.port)
 
     @property
     def engine(self) -> psutil.Process:
@@ -222,41 +221,15 @@ class Program:
 
     def wait_until_ready(self) -> float:
         """Seconds since it was started."""
-
-        def ready() -> bool:
-            assert self.process.poll() is None, self.log
-            return self.site.ready() == 200
-
-        until(ready, START_S)
-        return time.monotonic() - self.began
+        return self.own.wait_until_ready(START_S)
 
 
 @contextmanager
-def program(folder: Path, cwd: Path, *argv: str, port: int = 0) -> Iterator[Program]:
-    """Listening, and perhaps not ready yet; killed with all that is left of it. A slow machine is no hang."""
-    settings = [f"checkpoint={folder}", f"name={NAME}", f"port={port}", f"hung_after_s={PATIENT_S}", *argv]
-    command = [sys.executable, "-m", "serve", *settings]
-    environment = {name: value for name, value in os.environ.items() if name != "CALM_API_KEY"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    began = time.monotonic()
-    process = subprocess.Popen(
-        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    log: list[str] = []
-    assert process.stdout is not None and process.stderr is not None
-    errors = process.stderr
-    reader = threading.Thread(target=lambda: log.extend(iter(errors.readline, "")), daemon=True)
-    reader.start()
-    try:
-        told = process.stdout.readline()
-        assert told.startswith(f"{NAME} at http://127.0.0.1:"), (told, log)
-        yield Program(process, Site(int(told.rsplit(":", 1)[1])), began, log)
-    finally:
-        process.kill()
-        process.wait()
-        reader.join()  # the engine's process ends with its parent, and with it the last who writes there
-        process.stdout.close()
-        process.stderr.close()
+def program(folder: Path, place: Path, *argv: str, port: int = 0) -> Iterator[Program]:
+    """Listening, and perhaps not ready yet; killed in the end. A slow machine is no hang."""
+    settings = [f"name={NAME}", f"port={port}", f"hung_after_s={PATIENT_S}", *argv]
+    with listening(folder, place / "server.log", settings) as own:
+        yield Program(own)
 
 
 # many clients

@@ -42,14 +42,14 @@ def all_at_once(server: Program, asked: Sequence[Question]) -> Counter[str]:
 
 def files(server: Program) -> list[tuple[int, int]]:
     """Of each process, in the order of their starts: its id and how many files it has open."""
-    return [(each.pid, each.num_fds()) for each in server.processes]
+    return [(each.pid, each.num_fds()) for each in server.own.processes()]
 
 
 def memory(server: Program, idle: list[tuple[int, int]]) -> list[int]:
     """MiB of each process, as soon as nobody runs or waits and no connection is left: its files are those of then."""
     until(lambda: server.site.load() == (0, 0))
     until(lambda: files(server) == idle)
-    return [each.memory_info().rss >> 20 for each in server.processes]
+    return [each.memory_info().rss >> 20 for each in server.own.processes()]
 
 
 def no_more(before: list[int], after: list[int]) -> None:

@@ -1,6 +1,5 @@
 """The page, in a real browser, with what a real engine says."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from serve.options import EngineOptions
 from serve.requests import Answer
 from tests.scripted import early_exit, examples, random_t5
 
-from ..http.page.looking import PATIENCE_S, Browser, Page, expect, facts, finished, histogram, send, tokens
+from ..http.page.looking import PATIENCE_S, Browser, Page, chromium, expect, facts, finished, histogram, send, tokens
 from ..http.running import running
 from ..test_certified import artifact
 from .serving import START_S, VOCABULARY, alone, engine_of, until
@@ -25,13 +24,8 @@ TOLERANCE = 0.1
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        expect.set_options(timeout=1000 * PATIENCE_S)
-        launched = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+    with chromium() as launched:
         yield launched
-        launched.close()
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,10 @@ from calm.models.settings import EarlyExitSettings
 from calm.models.t5 import EarlyExitT5
 from serve.engine import Engine
 from serve.options import EngineOptions
-from serve.worker import work
 from tests.scripted import random_t5
 
 from ..http.running import PATIENCE_S, read_all
-from .gate import Gate, gated
-from .serving import Joined, alone, body_of, connect, engine_of, joined, same, until
+from .serving import Joined, alone, body_of, connect, held, same, until
 
 TEXTS = ["the quick brown fox", "a small http server", "parses dates and times", "graph drawing tool"] * 20
 SENTINEL = "<extra_id_0>"
@@ -50,9 +48,8 @@ def reader(words: Path) -> Engine:
 
 @pytest.fixture(scope="module")
 def server(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
-    gate = Gate(tmp_path_factory.mktemp("prompts") / "gate")
-    engine = engine_of(words, OPTIONS, partial(gated, str(gate.path), work))
-    with joined(engine, gate, max_prompt_bytes=MOST_BYTES, max_body_bytes=MOST_BODY) as made:
+    limits = {"max_prompt_bytes": MOST_BYTES, "max_body_bytes": MOST_BODY}
+    with held(words, OPTIONS, tmp_path_factory.mktemp("prompts"), **limits) as made:
         yield made
 
 

@@ -67,7 +67,7 @@ def test_a_killed_server_takes_what_it_had_and_a_new_one_is_ready_soon(
     asked = prompts(ASKED, seed=61)
     with program(folder, tmp_path, "max_batch=2", "request_timeout_s=600") as server:
         first = server.wait_until_ready()
-        processes = server.processes
+        processes = server.own.processes()
         assert server.engine in processes
         samples, texts = asyncio.run(load(server.site.url, asked, server.process.pid))
         assert server.process.wait(PATIENCE_S) == -signal.SIGKILL

@@ -21,17 +21,10 @@ addEventListener('securitypolicyviolation', (e) => broken.push(`${e.violatedDire
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    import shutil
+    from .looking import chromium
 
-    from playwright.sync_api import expect, sync_playwright
-
-    from .looking import PATIENCE_S
-
-    with sync_playwright() as playwright:
-        expect.set_options(timeout=1000 * PATIENCE_S)
-        launched = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+    with chromium() as launched:
         yield launched
-        launched.close()
 
 
 @pytest.fixture

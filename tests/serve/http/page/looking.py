@@ -1,7 +1,8 @@
 """What the tests of the page do to it and read from it. Where the browser is missing they are skipped, file by file."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -9,13 +10,23 @@ pytest.importorskip("playwright.sync_api", reason="playwright is not installed; 
 if shutil.which("chromium") is None:
     pytest.skip("chromium is not installed; the tests of the page need it", allow_module_level=True)
 
-from playwright.sync_api import Browser, Locator, Page, expect  # noqa: E402
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright  # noqa: E402
 
 __all__ = ["Browser", "Locator", "OpenPage", "Page", "expect"]
 
 OpenPage = Callable[..., Page]
 PATIENCE_S = 60.0
 STORY = [("the", 2), (" quick", 5), (" fox", 1), ("", 1)]
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """One that waits for what must come as long as a busy machine may take."""
+    with sync_playwright() as playwright:
+        expect.set_options(timeout=1000 * PATIENCE_S)
+        launched = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield launched
+        launched.close()
 
 
 def send(page: Page, text: str = "a text") -> None:
