@@ -26,7 +26,7 @@ from .guards import HeadGuard, HostGuard, KeyGuard
 from .metrics import CONTENT_TYPE, Metrics
 from .openapi import EVENT, describe, documented, request_body
 from .request_log import RequestLog
-from .static_page import page_routes
+from .static_page import FILES, page_routes
 
 
 def create_app(engine: ServedEngine, config: ServeConfig, name: str, key: str | None = None) -> ASGIApp:
@@ -34,13 +34,13 @@ def create_app(engine: ServedEngine, config: ServeConfig, name: str, key: str | 
 
     Args:
         name: of the model, for clients.
-        key: that clients have to send; None lets everybody in.
+        key: that clients have to send, as a bearer token or a browser's password; None lets everybody in.
     """
     metrics = Metrics(lambda: engine.load, lambda: engine.info)
     engine.on_batch = metrics.saw
     app: ASGIApp = _routes(engine, config, name, metrics, secured=key is not None)
     app = BodyLimit(app, config.max_body_bytes, config.body_timeout_s)
-    app = KeyGuard(app, key)
+    app = KeyGuard(app, key, pages=FILES)
     app = HostGuard(app, config.host, config.allowed_hosts)
     app = HeadGuard(app)
     return RequestLog(app, metrics.responded)

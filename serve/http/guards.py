@@ -1,5 +1,7 @@
 """Who is let in, before any of the request's body is read: well-formed heads, known host names, the right key."""
 
+import base64
+import binascii
 import hashlib
 import hmac
 from collections.abc import Collection
@@ -10,6 +12,7 @@ from .errors import ApiError, bad_request, send_error
 
 MAX_HEADERS, MAX_HEAD_BYTES = 100, 16384
 ALWAYS_OPEN = "/healthz"
+ASK_IN_BROWSER = 'Basic realm="calm: any user name, the API key as password", charset="UTF-8"'
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _WILDCARDS = ("0.0.0.0", "::", "")
 
@@ -81,18 +84,39 @@ def _name_of(host: str) -> str:
 
 
 class KeyGuard(Guard):
-    """Lets in who has the key, on every route but /healthz, unknown ones included; compares in constant time."""
+    """Lets in who has the key, on every route but /healthz, unknown ones included; compares in constant time.
 
-    def __init__(self, app: ASGIApp, key: str | None) -> None:
+    A browser that opens a page cannot send a bearer token, so the key may also be the password of Basic authentication
+    (of any user), and a browser is told so where it would open a page. It sends the password along by itself then.
+
+    Args:
+        pages: paths that people open in a browser.
+    """
+
+    def __init__(self, app: ASGIApp, key: str | None, pages: Collection[str] = ()) -> None:
         super().__init__(app)
         self._digest = None if key is None else _digest(b"Bearer " + key.encode())
+        self._pages = frozenset(pages)
 
     def check(self, scope: Scope) -> None:
         if self._digest is None or scope["path"] == ALWAYS_OPEN:
             return
         given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) != 1 or not hmac.compare_digest(_digest(given[0]), self._digest):
-            raise ApiError(401, "send the API key once, as header Authorization: Bearer KEY")
+        if len(given) != 1 or not hmac.compare_digest(_digest(_as_bearer(given[0])), self._digest):
+            challenge = {"www-authenticate": ASK_IN_BROWSER} if scope["path"] in self._pages else None
+            raise ApiError(401, "send the API key once, as header Authorization: Bearer KEY", headers=challenge)
+
+
+def _as_bearer(authorization: bytes) -> bytes:
+    """The password of Basic authentication as a bearer token; anything else stays."""
+    scheme, _, encoded = authorization.partition(b" ")
+    if scheme != b"Basic":
+        return authorization
+    try:
+        _, colon, password = base64.b64decode(encoded, validate=True).partition(b":")
+    except binascii.Error:
+        return authorization
+    return b"Bearer " + password if colon else authorization
 
 
 def _digest(value: bytes) -> bytes:

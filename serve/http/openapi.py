@@ -15,6 +15,10 @@ from .errors import KINDS, RETRY_AFTER_S
 
 Json = dict[str, Any]
 ANYWHERE = (400, 408, 413, 431, 500, 503)  # whatever the route: malformed, too large, failed, too many connections
+KEY_SCHEMES = {
+    "key": {"type": "http", "scheme": "bearer"},
+    "browser": {"type": "http", "scheme": "basic", "description": "Any user name, the API key as password."},
+}
 REF = "#/components/schemas/{model}"
 EVENT = {
     "type": "object",
@@ -91,9 +95,9 @@ def describe(app: FastAPI, config: ServeConfig, name: str, secured: bool) -> Jso
         for operation in path.values():
             operation["responses"].pop("422", None)
             if secured and operation["operationId"] != "healthz":
-                operation["security"] = [{"key": []}]
+                operation["security"] = [{name: []} for name in KEY_SCHEMES]
     if secured:
-        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["components"]["securitySchemes"] = KEY_SCHEMES
     return dict(document)
 
 

@@ -5,6 +5,8 @@ import { events } from "./stream.js";
 const LONGEST = 400; // characters of a message that are shown
 const LOADS_S = 2; // seconds after which a server that loads its model is asked again
 
+const KEY = "the API key that the browser sends no longer holds; reload the page to give another";
+
 /** What went wrong, as one line for the reader. */
 export class Problem extends Error {
   /**
@@ -26,11 +28,10 @@ const lost = () => new Problem("the connection was lost before the answer was fi
 /**
  * The models that the server names.
  *
- * @param {string} key the API key; empty without one.
  * @returns {Promise<object[]>} entries of GET /v1/models, at least one.
  */
-export async function models(key) {
-  const response = await call("./v1/models", key, {});
+export async function models() {
+  const response = await call("./v1/models", {});
   const { data } = await response.json().catch(() => ({}));
   if (!Array.isArray(data) || !data.length || !data.every((each) => each.early_exit !== undefined)) {
     throw new Problem("the server names no early-exit model; is another program listening there?");
@@ -43,14 +44,13 @@ export async function models(key) {
  * The chunks of one streamed answer.
  *
  * @param {object} request body of POST /v1/completions; it asks for a stream.
- * @param {string} key
  * @param {AbortSignal} signal
  * @returns {AsyncGenerator<object>} it ends where the server said that all is told, and raises a Problem otherwise.
  */
-export async function* complete(request, key, signal) {
+export async function* complete(request, signal) {
   const body = JSON.stringify(request);
   const options = { method: "POST", body, headers: { "content-type": "application/json" }, signal };
-  const response = await call("./v1/completions", key, options);
+  const response = await call("./v1/completions", options);
   if (!(response.headers.get("content-type") ?? "").startsWith("text/event-stream")) {
     throw new Problem("the server answered without a stream; is something between it and this page?");
   }
@@ -67,12 +67,10 @@ export async function* complete(request, key, signal) {
   throw lost();
 }
 
-async function call(path, key, options) {
-  const headers = { ...options.headers };
-  if (key) headers.authorization = `Bearer ${key}`;
+async function call(path, options) {
   let response;
   try {
-    response = await fetch(new URL(path, document.baseURI), { ...options, headers, cache: "no-store" });
+    response = await fetch(new URL(path, document.baseURI), { ...options, cache: "no-store" });
   } catch (error) {
     throw options.signal?.aborted ? error : unreachable();
   }
@@ -81,6 +79,7 @@ async function call(path, key, options) {
 }
 
 async function refusal(response) {
+  if (response.status === 401) return new Problem(KEY, 401);
   const { error } = await response.json().catch(() => ({}));
   const message = error?.message ?? `the server answered with status ${response.status} and no message`;
   return new Problem(String(message), response.status, seconds(response.headers.get("retry-after")));

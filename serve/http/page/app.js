@@ -6,13 +6,10 @@ import { EXAMPLES } from "./examples.js";
 import { Pane } from "./pane.js";
 
 const $ = (id) => document.getElementById(id);
-const KEY = /^[\x21-\x7e]+$/; // what a header may carry
 
-let key = ""; // lives here only
 let served = [];
 let model = null;
 let running = null; // AbortController of the answers under way
-let afterKey = load;
 let timer = 0;
 
 const depth = new Depth(
@@ -26,7 +23,7 @@ async function load() {
   clearTimeout(timer);
   $("about").textContent = "Asking the server for its model";
   try {
-    served = await models(key);
+    served = await models();
   } catch (error) {
     $("about").textContent = "";
     refuse(error, load);
@@ -94,7 +91,7 @@ async function follow(pane, request, signal) {
   let problem = null;
   pane.start();
   try {
-    for await (const chunk of complete(request, key, signal)) pane.take(chunk);
+    for await (const chunk of complete(request, signal)) pane.take(chunk);
     pane.end("finished");
   } catch (error) {
     if (!signal.aborted && !(error instanceof Problem)) throw error;
@@ -119,20 +116,14 @@ function busy(controller) {
 /** Show what went wrong, and how to go on. */
 function refuse(error, again) {
   if (!(error instanceof Problem)) throw error;
-  tell(error.message, error.status === 401 ? $("key-form") : $("ask"));
-  if (error.status === 401) {
-    afterKey = again;
-    $("key-form").hidden = false;
-    $("key").focus();
-  } else if (again === load) {
+  tell(error.message);
+  if (again === load) {
     $("retry").hidden = false;
     if (error.retryAfter !== null) timer = setTimeout(load, 1000 * Math.max(1, error.retryAfter));
   }
 }
 
-/** One line below the form that it is about. */
-function tell(line, form = $("ask")) {
-  form.after($("problem"));
+function tell(line) {
   $("problem").textContent = line;
 }
 
@@ -152,19 +143,6 @@ $("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   send();
 });
-$("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const given = $("key").value.trim();
-  if (!KEY.test(given)) {
-    tell("an API key is made of visible ASCII characters; check what was pasted", $("key-form"));
-    return;
-  }
-  key = given;
-  $("key").value = "";
-  $("key-form").hidden = true;
-  $("prompt").focus();
-  afterKey();
-});
 $("stop").addEventListener("click", () => running?.abort());
 $("again").addEventListener("click", load);
 $("model").addEventListener("change", choose);
@@ -172,7 +150,7 @@ $("numbers").addEventListener("change", () => document.body.classList.toggle("nu
 document.addEventListener("keydown", (event) => {
   if (event.isComposing) return;
   if (event.key === "Escape") running?.abort();
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.repeat && event.target.id !== "key") {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.repeat) {
     event.preventDefault();
     send();
   }

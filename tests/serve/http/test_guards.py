@@ -1,6 +1,7 @@
 """Who is let in: the key, host names, heads, bodies and their declared kinds."""
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -26,6 +27,7 @@ ROUTES = [
     ("GET", "/version"),
     ("GET", "/openapi.json"),
     ("GET", "/"),
+    ("GET", "/page/app.js"),
     ("GET", "/no/such/route"),
     ("DELETE", "/v1/completions"),
     ("OPTIONS", "/v1/models"),
@@ -60,6 +62,12 @@ def raw(app: ASGIApp, method: str, path: str, headers: list[tuple[bytes, bytes]]
 
 
 HOST = (b"host", b"localhost:8000")
+
+
+def basic(user: str, password: str) -> bytes:
+    return b"Basic " + base64.b64encode(f"{user}:{password}".encode())
+
+
 WRONG_KEYS = {
     "none": [],
     "wrong": [b"Bearer wrong"],
@@ -67,7 +75,13 @@ WRONG_KEYS = {
     "no key": [b"Bearer "],
     "no scheme": [KEY.encode()],
     "a scheme in small letters": [b"bearer " + KEY.encode()],
-    "another scheme": [b"Basic " + KEY.encode()],
+    "a password that is not encoded": [b"Basic " + KEY.encode()],
+    "a wrong password": [basic("user", KEY + "x")],
+    "the key as user": [basic(KEY, "")],
+    "no colon": [b"Basic " + base64.b64encode(KEY.encode())],
+    "two words of Basic": [basic("user", KEY) + b" x"],
+    "basic in small letters": [basic("user", KEY).lower()],
+    "as token and as password": [b"Bearer " + KEY.encode(), basic("user", KEY)],
     "two blanks": [b"Bearer  " + KEY.encode()],
     "one letter more": [b"Bearer " + KEY.encode() + b"x"],
     "one letter less": [b"Bearer " + KEY.encode()[:-1]],
@@ -87,7 +101,8 @@ def test_without_the_right_key_every_route_is_closed(name: str) -> None:
     for method, path in ROUTES:
         response = raw(app, method, path, headers)
         assert response.status_code == 401, (method, path)
-        assert response.headers["www-authenticate"] == "Bearer"
+        scheme = "Basic realm=" if path == "/" or path.startswith("/page/") else "Bearer"
+        assert response.headers["www-authenticate"].startswith(scheme)
         assert error_of(response)["code"] == "invalid_api_key"
         assert KEY not in response.text
     assert raw(app, "GET", "/healthz", headers).status_code == 200
@@ -101,11 +116,12 @@ def test_a_key_of_a_megabyte_is_refused_too() -> None:
         assert response.status_code == 431 and error_of(response)["code"] == "headers_too_large"
 
 
-def test_with_the_right_key_every_route_answers() -> None:
-    """Fault 38."""
+@pytest.mark.parametrize("shown", [b"Bearer " + KEY.encode(), basic("", KEY), basic("anybody", KEY)])
+def test_with_the_right_key_every_route_answers(shown: bytes) -> None:
+    """Fault 38; a browser shows the key as a password."""
     app = app_of(key=KEY)
-    statuses = [ask(app, *each, headers={"authorization": f"Bearer {KEY}"}).status_code for each in ROUTES]
-    assert statuses == [200, 200, 415, 200, 200, 200, 200, 200, 404, 405, 405]
+    statuses = [ask(app, *each, headers={"authorization": shown.decode()}).status_code for each in ROUTES]
+    assert statuses == [200, 200, 415, 200, 200, 200, 200, 200, 200, 404, 405, 405]
 
 
 def test_nothing_of_a_body_is_read_before_the_key_was_seen() -> None:

@@ -106,6 +106,23 @@ def test_an_answer_and_full_depth_beside_it_are_the_engine_s(page: Page, engine:
 
 
 @pytest.mark.slow
+def test_a_browser_sends_the_key_as_a_password(browser: Browser, own: Path) -> None:
+    """The page and all that it asks for; a browser that has no key gets nothing."""
+    with running(engine_of(own, EngineOptions(max_batch=4)), "k3y", wait=False) as server:
+        until(lambda: server.engine.state == "ready" or server.error, START_S)
+        stranger = browser.new_page(http_credentials={"username": "calm", "password": "another"})
+        refused = stranger.goto(server.url)
+        assert refused is not None and refused.status == 401 and stranger.locator("#ask").count() == 0
+        stranger.close()
+        page = browser.new_page(http_credentials={"username": "calm", "password": "k3y"})
+        page.goto(server.url)
+        expect(page.locator("#about")).to_contain_text("4 decoder layers")
+        send(page, "w5 w6")
+        finished(page)
+        page.close()
+
+
+@pytest.mark.slow
 def test_the_slider_stands_at_what_is_certified_and_tokens_carry_their_layers(page: Page, engine: Engine) -> None:
     source, early, _ = interesting(engine)
     choose(page, TOLERANCE)

@@ -3,6 +3,7 @@
 It knows nothing of models. A script is a list of steps; ``Wait`` holds an answer until the test opens a gate.
 """
 
+import base64
 import json
 import select
 import threading
@@ -114,7 +115,7 @@ class ScriptedServer:
 
     Attributes:
         models: entries of /v1/models, or what it refuses with.
-        key: that calls of the API must carry; None: none.
+        key: that a browser must send as its password; None: none.
         answer: the script of a request's answer.
         requests: bodies of all calls of /v1/completions that were let in.
         asked: paths of all requests.
@@ -172,11 +173,12 @@ class ScriptedServer:
 
             def do_GET(self) -> None:
                 scripted.asked.append(self.path)
+                if not self.let_in():
+                    return
                 path = self.path.removeprefix(FOLDER)
                 name = "index.html" if path == "/" else path.removeprefix("/page/")
                 if path == "/v1/models":
-                    if self.let_in():
-                        self.tell_models()
+                    self.tell_models()
                 elif name in {path.name for path in PAGE.iterdir()}:
                     headers = {"content-type": TYPES[Path(name).suffix], "content-security-policy": POLICY}
                     self.reply(200, (PAGE / name).read_bytes(), headers)
@@ -204,9 +206,14 @@ class ScriptedServer:
                     self.reply(200, body, {"content-type": "application/json"})
 
             def let_in(self) -> bool:
-                if scripted.key is None or self.headers["authorization"] == f"Bearer {scripted.key}":
+                scheme, _, given = self.headers.get("authorization", "").partition(" ")
+                if scripted.key is None or (
+                    scheme == "Basic" and base64.b64decode(given).decode().endswith(f":{scripted.key}")
+                ):
                     return True
-                self.refuse(Refusal(401, "the API key is missing or wrong"))
+                challenge = "Bearer" if "/v1/" in self.path else 'Basic realm="calm"'
+                message = "the API key is missing or wrong"
+                self.refuse(Refusal(401, message, headers={"www-authenticate": challenge}))
                 return False
 
             def refuse(self, refusal: Refusal) -> None:

@@ -58,9 +58,7 @@ def test_all_of_it_by_keyboard_with_the_focus_in_sight(server: ScriptedServer, o
 
 def test_every_control_has_a_name(server: ScriptedServer, open_page: OpenPage) -> None:
     server.models = [model(), model("other")]
-    server.key = "k"
-    page = open_page(ready=False)
-    expect(page.get_by_label("API key")).to_be_focused()
+    page = open_page()
     tree = page.context.new_cdp_session(page)
 
     def controls() -> dict[str, list[str]]:
@@ -73,18 +71,14 @@ def test_every_control_has_a_name(server: ScriptedServer, open_page: OpenPage) -
                 found.setdefault(role, []).append(node.get("name", {}).get("value", ""))
         return found
 
-    with_key = controls()
-    assert "API key" in with_key["textbox"]
-    page.get_by_label("API key").fill("k")
-    page.keyboard.press("Enter")
-    expect(page.locator("#about")).to_contain_text("tiny")
+    unanswered = controls()
     page.get_by_label("Side by side").check()
     send(page)
     finished(page, 2)
     answered = controls()
     assert set(answered) >= {"textbox", "button", "slider", "radio", "checkbox", "combobox", "listbox", "option"}
     assert [
-        (role, name) for found in (with_key, answered) for role, names in found.items() for name in names if not name
+        (role, name) for found in (unanswered, answered) for role, names in found.items() for name in names if not name
     ] == []
     assert answered["listbox"] == [
         "Tokens and their layers, Full depth",
@@ -118,18 +112,17 @@ def test_a_phone_of_360_pixels_never_scrolls_sideways(server: ScriptedServer, op
     tolerances = [round(0.01 * n, 2) for n in range(1, 9)]
     server.models = [model("n" * 64, tolerances={"risk": tolerances, "textual": tolerances * 2})]
     server.answer = lambda request: spoken(wide)
-    server.key = "k"
+    server.models, models = Refusal(503, "z" * 90), server.models
     page = open_page(ready=False, viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
 
     def fits(when: str) -> None:
         sizes = page.evaluate("[document.documentElement.scrollWidth, innerWidth, visualViewport.scale]")
         assert sizes == [360, 360, 1], when
 
-    expect(page.get_by_label("API key")).to_be_focused()
-    expect(page.get_by_role("alert")).to_be_in_viewport()
-    fits("asking for the key")
-    page.get_by_label("API key").fill("k")
-    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("zzz")
+    fits("no model")
+    server.models = models
+    page.get_by_role("button", name="Try again").click()
     expect(page.locator("#about")).to_contain_text("n" * 64)
     fits("empty")
     page.get_by_label("Side by side").check()
