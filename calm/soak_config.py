@@ -53,7 +53,8 @@ class HttpShareConfig:
     dtype: str = "fp32"
     source_tokens: int = 128
     tokens: int = 64  # of each answer
-    waves: int = 4  # requests of a turn, in full batches
+    waves: int = 4  # requests of a turn, in full batches; at least
+    turn_s: float = 0.5  # of a direct call's turn, at least: a fast model is asked more
     queued: float = 2.0  # requests in flight over HTTP, in full batches: a batch that runs and what is to follow it
     ways: list[str] = field(default_factory=lambda: ["full", "static=2"])
     repeats: int = 7
@@ -77,6 +78,7 @@ class HttpShareConfig:
         check_range("tokens", self.tokens, 2, 128)
         for name in ("waves", "repeats"):
             check_range(name, getattr(self, name), 1, INF)
+        check_range("turn_s", self.turn_s, 0, 3600)
         check_range("queued", self.queued, 1, INF, open_high=True)
         check_range("warmups", self.warmups, 0, INF)
         check_range("seed", self.seed, 0, 2**32 - 1)

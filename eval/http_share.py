@@ -12,6 +12,7 @@ Exit status 5: a case was refused for noise.
 
 import asyncio
 import json
+import math
 import random
 import statistics
 import tempfile
@@ -124,7 +125,7 @@ def _cases(config: HttpShareConfig, model: Model, batch: int, run_dir: Path) -> 
     from .own_server import own_server
 
     dtype, weights = served_numbers(config.dtype)
-    waiting = 2 * config.waves * batch
+    waiting = round(2 * config.queued * batch)
     options = EngineOptions(max_batch=batch, max_waiting=waiting, weights=weights)
     engine = Engine(model.folder, options, dtype=getattr(torch, dtype))
     served = [f"max_batch={batch}", f"max_waiting={waiting}", f"dtype={config.dtype}", f"limits.connections={waiting}"]
@@ -165,16 +166,14 @@ async def _rounds(
     from .load_client import Client
     from .load_ready import find_model
 
-    count = config.waves * batch
     asked = RequestOptions(**_options(way), max_tokens=config.tokens, ignore_eos=True)
     client, load = Client(server.url), ProcLoad()
     name = await find_model(client, server.url, None, 60.0)
-    timed = Timed(count * config.tokens)
 
     def direct(texts: Sequence[str]) -> int:
         return sum(len(answer.tokens) for answer in engine.generate(list(texts), asked))
 
-    async def turn(which: str, number: int) -> float:
+    async def turn(which: str, number: int, count: int) -> float:
         texts = model.texts(count, number)
         began = time.perf_counter()
         if which in (WHOLE, STREAMED):
@@ -182,18 +181,22 @@ async def _rounds(
         else:
             tokens = direct(texts)
         seconds = time.perf_counter() - began
-        if tokens != timed.tokens:
-            raise CalmError(f"{which} brought {tokens} tokens instead of {timed.tokens}, so speeds cannot be compared")
+        if tokens != count * config.tokens:
+            said = f"{which} brought {tokens} tokens instead of {count * config.tokens}"
+            raise CalmError(f"{said}, so speeds cannot be compared")
         return seconds
 
-    order, number, before, begun = (DIRECT, WHOLE, STREAMED, AGAIN), 0, load(), time.perf_counter()
+    order, number, before, begun = (DIRECT, WHOLE, STREAMED, AGAIN), 2, load(), time.perf_counter()
     try:
+        _, seconds = [await turn(DIRECT, cold, config.waves * batch) for cold in range(number)]
+        count = batch * max(config.waves, math.ceil(config.waves * config.turn_s / seconds))
+        timed = Timed(count * config.tokens)
         with Progress(config.warmups + config.repeats, f"{model.name} {batch} {way}", unit="round") as bar:
             for done in range(-config.warmups, config.repeats):
                 if done == 0:
                     before, begun = load(), time.perf_counter()
                 for which in order:
-                    seconds = await turn(which, number)
+                    seconds = await turn(which, number, count)
                     number += 1
                     if done >= 0:
                         timed.seconds.setdefault(which, []).append(seconds)

@@ -1,4 +1,4 @@
-"""Where commands become requests of the engine, and its steps become events: one batch of them a step."""
+"""Where commands become requests of the engine, and its steps become events: at most one batch of them a step."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class Open:
 
 
 class Desk:
-    """The requests of one engine. Whoever owns it hands in commands, and calls ``step`` while it is ``busy``."""
+    """The requests of one engine. Whoever owns it hands in commands, and calls ``step`` while it is ``busy``.
+
+    What there is to tell is in ``batch``, which is due when there is ``news``.
+    """
 
     def __init__(self, engine: Engine, tokeniser: Tokeniser) -> None:
         self._engine, self._tokeniser = engine, tokeniser
@@ -89,7 +92,19 @@ class Desk:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else float("inf")
 
-    def step(self) -> Batch:
+    @property
+    def news(self) -> bool:
+        """Whether somebody waits for what the next batch tells."""
+        return bool(self._events)
+
+    def batch(self) -> Batch:
+        """What has happened since the last one."""
+        events, self._events = tuple(self._events), []
+        silent = Silent(tuple(self._layers), tuple(self._gaps))
+        self._layers, self._gaps = [], []
+        return Batch(events, self._load(), silent)
+
+    def step(self) -> None:
         """Everything that is due: deadlines, texts, one step of the engine.
 
         Raises:
@@ -109,10 +124,6 @@ class Desk:
             self._end(self._open[answer.id], answer)
         if step.answers:
             self._drift = self._engine.drift.state
-        events, self._events = tuple(self._events), []
-        silent = Silent(tuple(self._layers), tuple(self._gaps))
-        self._layers, self._gaps = [], []
-        return Batch(events, self._load(), silent)
 
     # commands
 

@@ -203,7 +203,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Silent:
-    """Tokens of one step of requests whose pieces nobody wants, for who counts.
+    """Tokens since the last batch of requests whose pieces nobody wants, for who counts.
 
     Attributes:
         layers: emission layer of each.
@@ -216,7 +216,7 @@ class Silent:
 
 @dataclass(frozen=True)
 class Batch:
-    """Everything of one step: one hop for all rows."""
+    """Everything of a step, and of those before it that brought nobody news: one hop for all rows."""
 
     events: tuple[Refused | Spoke | Ended, ...]
     load: Load

@@ -119,6 +119,8 @@ class Tokeniser:
         self.channel.send(self._long.pop(name))
 
     def _from_process(self) -> list[tuple[str, Ids]]:
+        if not self._working:
+            return []
         self.channel.flush()
         try:
             answers: list[Ids] = self.channel.receive()

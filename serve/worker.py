@@ -1,4 +1,4 @@
-"""The life of the engine's process: load, warm up, then commands in and one batch of events out a step.
+"""The life of the engine's process: load, warm up, then commands in and at most one batch of events out a step.
 
 Nothing heavy is imported before the process runs, so that a server can name ``work`` without torch.
 """
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BEAT_S = 0.25  # an idle engine says that it lives
+QUIET_S = 0.05  # steps that bring nobody news are told together: by themselves they cost a small model a tenth
 WARM_TOKENS = 4
 PLACES = 4  # of a traceback that are told
 
@@ -116,10 +117,11 @@ def attend(channel: Channel, desk: Desk, tokeniser: Tokeniser) -> None:
         for command in channel.receive():
             desk.take(command)
         stepped = desk.busy
-        batch = desk.step()
-        if stepped or batch.events or batch.load.beat - told >= BEAT_S:
-            channel.send(batch)
-            told = batch.load.beat
+        desk.step()
+        now = time.perf_counter()
+        if desk.news or now - told >= (QUIET_S if stepped else BEAT_S):
+            channel.send(desk.batch())
+            told = now
     while channel.unsent:
         wait([channel], None)
         channel.receive()

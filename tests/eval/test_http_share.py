@@ -38,8 +38,9 @@ def test_texts_are_the_same_once_more_and_others_for_another_turn(tmp_path: Path
 
 def test_directly_and_over_http(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = HttpShareConfig(
-        shapes=["tiny"], batches=[2], ways=["static=2"], source_tokens=8, tokens=4, waves=2, repeats=2, allow_noisy=True
-    )
+        shapes=["tiny"], batches=[2], ways=["static=2"], source_tokens=8, tokens=4, waves=2, turn_s=0.0, repeats=2,
+        allow_noisy=True,
+    )  # fmt: skip
     assert http_share.run(config, tmp_path) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     (case,) = told["cases"]
@@ -48,6 +49,17 @@ def test_directly_and_over_http(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert {name: len(seconds) for name, seconds in case["seconds"].items()} == dict.fromkeys(
         (DIRECT, WHOLE, STREAMED, AGAIN), 2
     )
+
+
+def test_a_turn_lasts(tmp_path: Path) -> None:
+    """A fast model is asked for more, so that the beginning and the end of a turn count for little."""
+    config = HttpShareConfig(
+        shapes=["tiny"], batches=[2], ways=["full"], source_tokens=8, tokens=4, waves=1, turn_s=0.2, repeats=1,
+        warmups=0, allow_noisy=True,
+    )  # fmt: skip
+    assert http_share.run(config, tmp_path) == 0
+    (case,) = json.loads((tmp_path / "summary.json").read_text())["cases"]
+    assert case["tokens"] > 5 * 2 * 4 and min(case["seconds"][DIRECT]) > 0.05
 
 
 def test_a_noisy_machine_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,8 @@ class Counter:
         self.desk.take(Submit(name, source, RequestOptions(**options), arrived, deadline, pieces))
 
     def step(self) -> Batch:
-        batch = self.desk.step()
+        self.desk.step()
+        batch = self.desk.batch()
         self.load = batch.load
         self.silent.append(batch.silent)
         for event in batch.events:

@@ -108,7 +108,8 @@ def attended(engine: Engine, rounds: int) -> Load:
             for number, text in enumerate(texts(4)):
                 desk.take(Submit(f"{turn}-{number}", text, RequestOptions(tolerance=0.1), 0.0))
             while desk.busy:
-                batch = desk.step()
+                desk.step()
+                batch = desk.batch()
     finally:
         tokeniser.close()
     (arrived,) = Frames().feed(pack(batch))

@@ -226,6 +226,14 @@ def scrape(port: int) -> bytes:
         return read_all(connection)
 
 
+def test_a_connection_sends_the_second_part_of_an_answer_at_once() -> None:
+    """It does not wait until the client acknowledges the first, which many systems do after 40 ms."""
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_an_address_that_is_taken_is_one_clear_line() -> None:
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
