@@ -2,6 +2,8 @@
 # make test      set up, run the tests;  make test-all runs the long ones;  make lint checks style and types
 # make peers     set up the engines of others in .peers, time this one beside them (hours; PEERS='shapes=[small]' cuts it)
 # make debian    the same on real text, from scratch: three stages, Table 1 (under two hours on two idle cores)
+# make gpu-check everything that only a GPU can tell: results/gpu/summary.json (PYTHON: one with torch and Triton; GPU='parts=core')
+# make gpu-carry for such a machine without a package index: what it may lack goes to .gpu/wheels, which gpu-check installs
 # PYTHON=python3.12 chooses the interpreter that the environment in .venv is made with.
 PYTHON ?= python3
 VENV := .venv
@@ -18,7 +20,7 @@ export TOKENIZERS_PARALLELISM := false
 export PYTHONUNBUFFERED := 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: env demo debian test test-all lint peers clean
+.PHONY: env demo debian test test-all lint peers gpu-carry gpu-check clean
 .DELETE_ON_ERROR:
 
 env: $(STAMP)
@@ -70,6 +72,20 @@ peers: $(STAMP)
 	-$(MAKE) --keep-going .peers/onnxruntime/.installed .peers/openvino/.installed
 	$(BIN)/python -m eval.peers hydra.run.dir=runs/peers_cpu $(PEERS)
 
+# Nothing else is needed there: the check configures itself, and reads no corpus.
+GPU_PYTHON := 3.12
+gpu-carry: $(STAMP)
+	mkdir -p .gpu/wheels
+	$(BIN)/python -m pip download --disable-pip-version-check --progress-bar off --no-deps --only-binary=:all: \
+	  --python-version $(GPU_PYTHON) --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 \
+	  --platform manylinux_2_17_x86_64 -c $(CONSTRAINTS) -d .gpu/wheels \
+	  transformers tokenizers huggingface-hub jaxtyping wadler-lindig
+
+gpu-check:
+	@if ls .gpu/wheels/*.whl > /dev/null 2>&1; then \
+	  $(PYTHON) -m pip install -q --no-index --no-deps --no-compile --upgrade --target .gpu/site .gpu/wheels/*.whl; fi
+	PYTHONPATH=.gpu/site:. $(PYTHON) -m eval.gpu_check $(GPU)
+
 clean:
-	rm -rf $(VENV) .peers build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .peers .gpu build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

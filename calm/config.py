@@ -134,11 +134,23 @@ class Head(str, Enum):
 
 
 class RunnerName(str, Enum):
-    """Who runs the engine's layers: plain torch, the compiled step of a CPU, or the latter where it can be had."""
+    """Who runs the engine's layers: plain torch, the compiled step of a CPU, or the step that stays on a device.
+
+    ``auto`` takes the last on a GPU, the second on a CPU where it can be had, and else the first.
+    """
 
     auto = "auto"
     eager = "eager"
     native = "native"
+    graph = "graph"
+
+
+class Stepping(str, Enum):
+    """How the graph runner ends a step early: by kernels that find nobody left, by pieces, by branches in the graph."""
+
+    whole = "whole"
+    segments = "segments"
+    branches = "branches"
 
 
 class Weights(str, Enum):

@@ -28,8 +28,8 @@ class DecodeSpec:
     """What a process needs to decode: a model folder and how. ``dtype`` is float32 or bfloat16.
 
     ``make`` makes the decoder of ``decoder=engine``, which calm does not know; ``head``, ``head_k``, ``rule``,
-    ``quantile``, ``runner`` (eager or native), ``weights`` and ``cross_kv`` are the engine's; ``kernels`` names what
-    the native runner's products are made of.
+    ``quantile``, ``runner`` (eager, native or graph), ``weights`` and ``cross_kv`` are the engine's; ``kernels`` names
+    what the native runner's products are made of.
     """
 
     folder: str
@@ -68,8 +68,8 @@ class DecodeSpec:
     @property
     def arithmetic(self) -> str:
         """Of the decode, as certificates name it (calm.calibration.identity)."""
-        native = self.decoder is DecoderName.engine and self.runner is RunnerName.native
-        return arithmetic(self.dtype, native, self.weights, self.cross_kv, self.head, kernels=self.kernels)
+        runner = self.runner if self.decoder is DecoderName.engine else RunnerName.eager
+        return arithmetic(self.dtype, runner, self.weights, self.cross_kv, self.head, kernels=self.kernels)
 
     @property
     def rows_per_task(self) -> int:

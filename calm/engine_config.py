@@ -157,6 +157,7 @@ class ServingConfig:
     dtype: str = "fp32"  # fp32, bf16, or int8 weights (native runner; what is not weights in bf16)
     cross_kv: Weights = Weights.model
     runner: RunnerName = RunnerName.auto
+    device: Device = Device.auto
     head: Head = Head.full  # of full and static depth, and of exits unless exit_heads says otherwise
     exit_heads: list[Head] = field(default_factory=list)  # that measures which read the vocabulary are timed with
     head_k: int = 32

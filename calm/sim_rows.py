@@ -49,9 +49,10 @@ class Setting:
     Attributes:
         buckets: batch sizes, ascending; the last is the number of slots.
         checked: layers after which confidences are asked.
-        packed: rows are packed into buckets and backfilled from the lowest exit, sources into calls of one shape; else
-            a layer runs on the rows that it has and fills in only those that need it, the encoder on any sources (the
-            native runner).
+        packed: rows are packed into buckets and backfilled from the lowest exit (the eager runner); else a layer runs
+            on the rows that it has and fills in only those that need it.
+        padded_calls: sources go into encoder calls of one shape; else any go together (the native runner).
+        parks: rows may wait for company between two layers (all runners but graph).
         cross_cache_rows, cross_cache_tokens: sources whose cross K/V is kept, and tokens of all of them (None: any).
     """
 
@@ -65,6 +66,8 @@ class Setting:
     cross_cache_rows: int = 64
     cross_cache_tokens: int | None = None
     packed: bool = True
+    padded_calls: bool = True
+    parks: bool = True
 
     def bucket(self, rows: int) -> int:
         return bucket_of(self.buckets, rows)
@@ -74,7 +77,7 @@ class Setting:
 
     def alike(self, length: int) -> int:
         """Sources for which this is the same number may be encoded together."""
-        return self.padded(length) if self.packed else 0
+        return self.padded(length) if self.padded_calls else 0
 
 
 @dataclass(eq=False)

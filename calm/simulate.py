@@ -279,7 +279,7 @@ class SimEngine:
 
     def _encode(self, group: list[SimRow]) -> None:
         """A call costs what it was measured at with all its rows; without padding, each row its share of that."""
-        if self.setting.packed:
+        if self.setting.padded_calls:
             self.pay("prefill", "encode", self.setting.padded(group[0].length))
             return
         for row in group:

@@ -28,13 +28,13 @@ Now = Callable[[], float]
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Rates of this machine.
+    """Rates of this machine, or of its device.
 
     Attributes:
         memory, cache: bytes a second read from memory and from the last-level cache.
         cache_bytes: its size.
         macs: multiply-accumulates a second by arithmetic and rows; what torch or the runner cannot do is left out.
-        threads: of the products; the bytes were read by as many.
+        threads: of the products; the bytes were read by as many. Of a GPU: 1.
     """
 
     memory: float
@@ -58,33 +58,36 @@ class Ceilings:
         return cls(**{**values, "macs": macs})
 
 
-def probe(repeats: int = 5, memory_bytes: int = MEMORY_BYTES, now: Now = time.perf_counter) -> Ceilings:
+def probe(
+    repeats: int = 5, memory_bytes: int = MEMORY_BYTES, now: Now = time.perf_counter, device: str = "cpu"
+) -> Ceilings:
     """Measure this machine: some seconds. The best of ``repeats`` counts, for a ceiling is what nothing disturbs."""
     import torch
 
-    size = cache_bytes()
+    on_gpu = device != "cpu"
+    size = torch.cuda.get_device_properties(device).L2_cache_size if on_gpu else cache_bytes()
     with torch.inference_mode():
         return Ceilings(
             memory=reading_rate(
-                max(memory_bytes, 8 * size) if memory_bytes == MEMORY_BYTES else memory_bytes, repeats, now
+                max(memory_bytes, 8 * size) if memory_bytes == MEMORY_BYTES else memory_bytes, repeats, now, device
             ),
-            cache=reading_rate(size // 4, 4 * repeats, now),
+            cache=reading_rate(size // 4, 4 * repeats, now, device),
             cache_bytes=size,
-            macs=product_rates(repeats, now),
-            threads=torch.get_num_threads(),
+            macs=product_rates(repeats, now, device),
+            threads=1 if on_gpu else torch.get_num_threads(),
         )
 
 
-def reading_rate(size: int, repeats: int, now: Now = time.perf_counter) -> float:
+def reading_rate(size: int, repeats: int, now: Now = time.perf_counter, device: str = "cpu") -> float:
     """Bytes a second of the fastest pass over a buffer of ``size`` bytes; the first pass only brings it in."""
     import torch
 
-    buffer = torch.ones(size // 4)
-    best = min(_best(buffer.sum, repeats, now), _best(buffer.amax, repeats, now))
+    buffer = torch.ones(size // 4, device=device)
+    best = min(_best(_done(kind, device), repeats, now) for kind in (buffer.sum, buffer.amax)) / _times(device)
     return buffer.numel() * 4 / best
 
 
-def product_rates(repeats: int, now: Now = time.perf_counter) -> dict[str, dict[int, float]]:
+def product_rates(repeats: int, now: Now = time.perf_counter, device: str = "cpu") -> dict[str, dict[int, float]]:
     """Multiply-accumulates a second of torch's products, by arithmetic and rows."""
     import torch
 
@@ -92,11 +95,11 @@ def product_rates(repeats: int, now: Now = time.perf_counter) -> dict[str, dict[
     rates: dict[str, dict[int, float]] = {}
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("int8", torch.int8)):
         for rows in PRODUCT_ROWS:
-            left = torch.ones((rows, inputs)).to(dtype)
-            right = torch.ones((outputs, inputs)).to(dtype).t()
+            left = torch.ones((rows, inputs), device=device).to(dtype)
+            right = torch.ones((outputs, inputs), device=device).to(dtype).t()
             product = torch._int_mm if dtype is torch.int8 else torch.mm
             try:
-                seconds = _best(lambda: product(left, right), repeats, now)  # noqa: B023
+                seconds = _best(_done(lambda: product(left, right), device), repeats, now) / _times(device)  # noqa: B023
             except (RuntimeError, NotImplementedError):  # this torch has no such product, or not of so few rows
                 continue
             rates.setdefault(name, {})[rows] = rows * inputs * outputs / seconds
@@ -114,6 +117,25 @@ def packed_rates(
             seconds = _best(lambda: engine.machine.logits(list(range(count))), repeats, now)  # noqa: B023
             rates[count] = count * spec.d_model * spec.vocab_size / seconds
     return rates
+
+
+def _times(device: str) -> int:
+    """Calls between two readings of the clock: a device is told of many before it is waited for."""
+    return 1 if device == "cpu" else 20
+
+
+def _done(run: Callable[[], object], device: str) -> Callable[[], object]:
+    """The calls, and the wait until the device is through with them."""
+    if device == "cpu":
+        return run
+    import torch
+
+    def through() -> None:
+        for _ in range(_times(device)):
+            run()
+        torch.cuda.synchronize(device)
+
+    return through
 
 
 def _best(run: Callable[[], object], repeats: int, now: Now) -> float:

@@ -99,7 +99,7 @@ def decoder_maker(name: DecoderName) -> "Callable[[EarlyExitT5, DecodeSpec], Dec
 
 
 def choose_runner(name: DecoderName, runner: RunnerName, device: str) -> dict[str, Any]:
-    """Of a DecodeSpec: eager or native for ``decoder=engine`` and, of the latter, its kernels; the others are eager.
+    """Of a DecodeSpec: who runs the layers of ``decoder=engine``, and native kernels; the other decoders are eager.
 
     Raises:
         NativeError: native was asked for and cannot be had.

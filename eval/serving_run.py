@@ -130,7 +130,8 @@ def _ceilings(workload: "Workload", ledger: Path) -> "Ceilings | None":
     path = ledger / "machine.json"
     if path.is_file():
         return Ceilings.from_json(read_json(path))
-    found, engine = probe(), workload.engine(max(workload.config.batches))
+    found = probe(device=str(workload.model.device))
+    engine = workload.engine(max(workload.config.batches))
     if engine.runner_name is RunnerName.native:
         rates = packed_rates(engine, PRODUCT_ROWS)
         found = replace(found, macs={**found.macs, f"{workload.config.dtype} packed": rates})

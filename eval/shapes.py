@@ -85,7 +85,12 @@ def random_model(shape: str, max_source: int, max_target: int, seed: int = 0) ->
 
 @cache
 def served_shape(
-    shape: str, dtype: torch.dtype, max_source: int = MAX_SOURCE, max_target: int = MAX_TARGET, seed: int = 0
+    shape: str,
+    dtype: torch.dtype,
+    max_source: int = MAX_SOURCE,
+    max_target: int = MAX_TARGET,
+    seed: int = 0,
+    device: str = "cpu",
 ) -> "ServedModel":
     """The model as an engine takes it; its encoder is transformers' T5 encoder, as that of a trained folder is.
 
@@ -93,7 +98,7 @@ def served_shape(
     """
     from serve.model import served
 
-    model = random_model(shape, max_source, max_target, seed).to(dtype)
+    model = random_model(shape, max_source, max_target, seed).to(device, dtype)
     model.classifier.float()
     return served(model)
 

@@ -9,7 +9,7 @@ from calm.config import BatchRule, Head, Measure, Schedule, TraceKind
 from calm.engine_config import ServingConfig, served_numbers
 from calm.errors import ConfigError
 
-from .common import articles_of, choose_model, say
+from .common import articles_of, choose_device, choose_model, say
 from .sessions import FULL
 
 if TYPE_CHECKING:
@@ -188,7 +188,8 @@ def shape_workload(config: ServingConfig, shape: str) -> Workload:
     """Random weights; depths from traces of Table 1's means."""
     from .shapes import PAPER_NAMES, served_shape
 
-    model = served_shape(shape, model_dtype(config.dtype), max(config.source_tokens), config.many, config.seed)
+    device = choose_device(config.device)
+    model = served_shape(shape, model_dtype(config.dtype), max(config.source_tokens), config.many, config.seed, device)
     say(f"model: shape {shape}, random weights; depths replayed from traces ({', '.join(config.traces)})")
     return Workload(
         name=shape,
@@ -207,7 +208,7 @@ def folder_workload(config: ServingConfig, folder: Path) -> Workload:
     from calm.papers import model_name
     from serve.model import served
 
-    loaded = load(folder, dtype=model_dtype(config.dtype))
+    loaded = load(folder, choose_device(config.device), dtype=model_dtype(config.dtype))
     corpus, articles = articles_of(config.data, loaded, config.n)
     name = model_name(loaded.settings.model, loaded.hf.config.to_dict())
     model = served(loaded, folder=folder)

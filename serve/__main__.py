@@ -10,7 +10,6 @@ Listens on loopback unless ``host=`` says otherwise. With a key, in CALM_API_KEY
 from pathlib import Path
 
 from calm.cli import program
-from calm.config import Device
 from calm.engine_config import served_numbers
 from calm.errors import CheckpointError, ConfigError
 from calm.serve_config import ServeConfig, served_name
@@ -51,7 +50,7 @@ def run(config: ServeConfig, run_dir: Path) -> int:
         folder,
         options,
         name=name,
-        device="cuda" if config.device is Device.cuda else "cpu",
+        device=config.device.value,
         dtype=dtype,
         hung_after=config.hung_after_s,
         restarts=config.restarts,

@@ -1,18 +1,20 @@
 """Which runner an engine decodes with, and what comes with it: slots, exits, waves.
 
-``eager`` is plain torch and works everywhere; ``native`` is compiled for this CPU (serve/native). Both keep every
-promise of the batch rules; an engine knows only what is named here.
+``eager`` is plain torch and works everywhere; ``native`` is compiled for this CPU (serve/native); ``graph`` keeps a
+step on a GPU (serve/graph), and runs anywhere. All keep every promise of the batch rules that they offer; an engine
+knows only what is named here.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor
 
 from calm.calibration.identity import ModelIdentity, arithmetic
-from calm.config import RunnerName, Weights
+from calm.config import BatchRule, Head, RunnerName, Stepping, Weights
 from calm.errors import ConfigError
 from calm.layer_math import cross_kv
 from calm.models.base import DecoderSpec
@@ -20,6 +22,11 @@ from calm.rules import Rule
 
 from .accounting import Clock
 from .exits import Exits
+from .graph.machine import GraphMachine
+from .graph.ops import Parts, TorchOps
+from .graph.slots import GraphSlots
+from .graph.stepping import CudaCapture, branches, called
+from .graph.wave import GraphWave
 from .heads import make_head
 from .model import ServedModel
 from .native.build import NativeError, available, instructions, kernels, library
@@ -44,7 +51,7 @@ class Backend:
     """What an engine runs its waves on.
 
     Attributes:
-        name: eager or native.
+        name: eager, native or graph.
         slots, exits: where rows' K/V and policies are.
         prefill: sources -> cross K/V.
         machine: what waves are made with.
@@ -60,7 +67,7 @@ class Backend:
 
 
 def pick(runner: RunnerName, device: str, spec: DecoderSpec | None = None) -> RunnerName:
-    """Eager or native: ``auto`` is native for a CPU with AVX-512 that can compile it, and else eager.
+    """``auto`` is graph for a GPU, native for a CPU with AVX-512 that can compile it, and else eager.
 
     Args:
         spec: whether the compiled step knows this decoder is asked too.
@@ -68,8 +75,10 @@ def pick(runner: RunnerName, device: str, spec: DecoderSpec | None = None) -> Ru
     Raises:
         NativeError: native was asked for and cannot be had.
     """
-    if runner is RunnerName.eager:
+    if runner in (RunnerName.eager, RunnerName.graph):
         return runner
+    if runner is RunnerName.auto and device == "cuda":
+        return RunnerName.graph
     try:
         if device != "cpu":
             raise NativeError(f"runner=native is for CPUs, and the device is {device}; use runner=eager")
@@ -90,13 +99,20 @@ def chosen(model: ServedModel, options: EngineOptions) -> RunnerName:
     """The runner of an engine.
 
     Raises:
-        ConfigError: int8 without the native runner.
+        ConfigError: int8 without the native runner; what the graph runner does not offer.
         NativeError: as ``pick``.
     """
     name = pick(options.runner, model.device.type, model.spec)
     for what in ("weights", "cross_kv"):
-        if name is RunnerName.eager and getattr(options, what) is Weights.int8:
-            raise ConfigError(f"{what}=int8 needs runner=native, and this engine runs eagerly")
+        if name is not RunnerName.native and getattr(options, what) is Weights.int8:
+            raise ConfigError(f"{what}=int8 needs runner=native, and this engine's is {name.value}")
+    if name is RunnerName.graph:
+        if options.rule is BatchRule.rebatch:
+            raise ConfigError("rule=rebatch parks rows between layers, which runner=graph cannot; choose rule=compact")
+        if options.head is not Head.full:
+            raise ConfigError(f"head={options.head.value} needs runner=native or eager; runner=graph asks every word")
+        if options.stepping is Stepping.branches and not (model.device.type == "cuda" and branches()):
+            raise ConfigError("stepping=branches needs a GPU and torch 2.12 or later; choose whole or segments")
     return name
 
 
@@ -110,22 +126,22 @@ def make_backend(model: ServedModel, options: EngineOptions, clock: Clock) -> Ba
         model.device,
         options.record_confidences,
     )
-    make = _native if chosen(model, options) is RunnerName.native else _eager
-    return make(model, options, exits, clock)
+    make = {RunnerName.native: _native, RunnerName.graph: _graph, RunnerName.eager: _eager}
+    return make[chosen(model, options)](model, options, exits, clock)
 
 
 def decoding_identity(model: ServedModel, options: EngineOptions) -> ModelIdentity | None:
     """What an engine with these options decodes as; None of a model without a folder. Raises what ``chosen`` raises."""
     if model.identity is None:
         return None
-    native = chosen(model, options) is RunnerName.native
+    runner = chosen(model, options)
     numbers = arithmetic(
         str(model.dtype).removeprefix("torch."),
-        native,
+        runner,
         options.weights,
         options.cross_kv,
         options.head,
-        kernels() if native else "",
+        kernels() if runner is RunnerName.native else "",
     )
     return model.identity.served_by(options.head, options.head_k, numbers)
 
@@ -176,6 +192,46 @@ def _native(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clo
         machine,
         lambda rule, rows, bucket: NativeWave(machine, rows),
     )
+
+
+def _graph(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clock) -> Backend:
+    slots = GraphSlots(model.spec, options.max_batch, model.max_target, model.max_source, model.device, options.poison)
+    on_gpu = model.device.type == "cuda"
+    parts = Parts(
+        spec=model.spec,
+        slots=slots,
+        exits=exits,
+        checked=frozenset(model.exit_layers),
+        classifier=model.classifier or _no_classifier,
+        classifier_weights=model.classifier_weights,
+        record=options.record_confidences,
+    )
+    machine = GraphMachine(
+        _step_ops(parts, options.max_batch),
+        options.ladder,
+        CudaCapture(model.device) if on_gpu else called,
+        options.stepping,
+        on_gpu if options.overlap is None else options.overlap,
+        clock,
+    )
+    return Backend(
+        RunnerName.graph,
+        slots,
+        exits,
+        _torch_prefill(model, options),
+        machine,
+        lambda rule, rows, bucket: GraphWave(machine, rule, rows, bucket),
+    )
+
+
+def _step_ops(parts: Parts, most: int) -> TorchOps:
+    """Kernels on a GPU where Triton is there and they know the decoder; else plain torch."""
+    if parts.slots.keys.device.type == "cuda" and find_spec("triton") is not None:
+        from .graph.triton_ops import TritonOps, usable
+
+        if usable(parts.spec):
+            return TritonOps(parts, most)
+    return TorchOps(parts)
 
 
 def _torch_prefill(model: ServedModel, options: EngineOptions) -> Prefill:

@@ -35,6 +35,8 @@ def setting_of(engine: Engine) -> Setting:
         num_layers=engine.model.spec.num_layers,
         buckets=engine.machine.buckets,
         packed=engine.slots.neighbours,
+        padded_calls=engine.prefill.padded_calls,
+        parks=engine.machine.parks,
         checked=frozenset(engine.model.exit_layers),
         max_source=engine.model.max_source,
         prefill_rows=options.prefill_rows,

@@ -14,6 +14,7 @@ from calm.config import (
     Head,
     OnDrift,
     RunnerName,
+    Stepping,
     Weights,
     check_range,
 )
@@ -75,7 +76,11 @@ class EngineOptions:
         cross_cache_rows: sources whose cross K/V is kept for when they come again; 0 keeps none.
         cross_cache_bytes: of all of them; None: as many as they are.
         head: full, candidates (the first check's top ``head_k``) or screened (int8, ``head_k`` rescored exactly).
-        runner: native (compiled for this CPU), eager (plain torch), or auto: native where it can be had.
+        runner: native (compiled for this CPU), eager (plain torch), graph (the whole step on a GPU), or auto: graph on
+            a GPU, native where it can be had.
+        stepping: of the graph runner: how a step ends early.
+        overlap: of the graph runner: a step is sent before the words of the one before are read;
+            None: on a GPU.
         weights: of the model as it was loaded, or int8 (native runner only).
         cross_kv: cross-attention K/V in the dtype of the layers' caches, or int8 (native runner only).
         record_confidences: keep them in the traces.
@@ -99,6 +104,8 @@ class EngineOptions:
     head: Head = Head.full
     head_k: int = 32
     runner: RunnerName = RunnerName.auto
+    stepping: Stepping = Stepping.whole
+    overlap: bool | None = None
     weights: Weights = Weights.model
     cross_kv: Weights = Weights.model
     record_confidences: bool = False
@@ -111,9 +118,12 @@ class EngineOptions:
         object.__setattr__(self, "rule", _choice("rule", BatchRule, self.rule))
         object.__setattr__(self, "head", _choice("head", Head, self.head))
         object.__setattr__(self, "runner", _choice("runner", RunnerName, self.runner))
+        object.__setattr__(self, "stepping", _choice("stepping", Stepping, self.stepping))
         object.__setattr__(self, "on_drift", _choice("on_drift", OnDrift, self.on_drift))
         for name in ("weights", "cross_kv"):
             object.__setattr__(self, name, _choice(name, Weights, getattr(self, name)))
+        if self.overlap is not None:
+            _flag("overlap", self.overlap)
         least = {"company": 0, "cross_cache_rows": 0, "head_k": 2}
         _number("requests_per_alarm", self.requests_per_alarm)
         check_range("requests_per_alarm", self.requests_per_alarm, 1, INF)

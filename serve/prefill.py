@@ -66,6 +66,8 @@ class Prefill:
     does not depend on its mates, to the bit.
     """
 
+    padded_calls = True
+
     def __init__(
         self,
         encode: Encode,

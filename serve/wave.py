@@ -6,7 +6,7 @@ the wave speaks; the others are packed into the bucket that is left.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -42,6 +42,7 @@ class Machine:
     classifier: Callable[[Tensor], Tensor]
     record: bool
     clock: Clock
+    parks: ClassVar[bool] = True  # rows may wait for company between two layers
 
     def bucket(self, rows: int) -> int:
         """The smallest batch size that holds ``rows``."""

@@ -47,6 +47,7 @@ class Settings:
     Attributes:
         folder: of the model.
         name: as requests call the model.
+        device: of torch, or ``auto``: a GPU where there is one.
         dtype: by its name in torch.
     """
 
@@ -141,7 +142,10 @@ def made(settings: Settings) -> Engine:
     if not isinstance(dtype, torch.dtype):
         raise ConfigError(f"dtype={settings.dtype!r:.40} is none; give float32 or bfloat16")
     torch.set_num_threads(1)
-    return Engine(settings.folder, settings.options, device=settings.device, dtype=dtype)
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return Engine(settings.folder, settings.options, device=device, dtype=dtype)
 
 
 def warm(engine: Engine) -> float:

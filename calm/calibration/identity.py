@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import sha256_file
-from ..config import Backfill, Consistency, DecoderName, Head, Measure, Weights
+from ..config import Backfill, Consistency, DecoderName, Head, Measure, RunnerName, Weights
 from ..errors import CalibrationError
 from ..records import Example
 
@@ -92,12 +92,12 @@ def hash_files(folder: str | Path, names: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-NATIVE, CROSS = "/native", "/int8 cross"
+NATIVE, GRAPH, CROSS = "/native", "/graph", "/int8 cross"
 
 
 def arithmetic(
     dtype: str,
-    native: bool = False,
+    runner: RunnerName = RunnerName.eager,
     weights: Weights = Weights.model,
     cross_kv: Weights = Weights.model,
     head: Head = Head.full,
@@ -108,7 +108,9 @@ def arithmetic(
     In fp32 all decoders and runners agree, near-ties aside, but for the int8 screen of a head, of which each has its
     own. Coarser numbers are rounded by each runner in its own way and by what the processor offers (``kernels``).
     """
-    if not native:
+    if runner is RunnerName.graph and dtype != "float32":
+        return f"{dtype}{GRAPH}"
+    if runner is not RunnerName.native:
         return dtype
     if (dtype, weights, cross_kv) == ("float32", Weights.model, Weights.model):
         return dtype if head is not Head.screened else f"{dtype}{NATIVE} screen"
@@ -120,7 +122,7 @@ def arithmetic(
 def independent_of_batch(dtype: str) -> bool:
     """Whether a row's answer in this arithmetic is the same in batches of any size, so that one risk speaks of all.
 
-    In fp32 up to near-ties; under the native runner to the bit (serve/native). Eager bf16 rounds by the batch's size.
+    In fp32 up to near-ties; under the native runner to the bit (serve/native). Other bf16 rounds by the batch's size.
     """
     return dtype == "float32" or NATIVE in dtype
 

@@ -78,6 +78,8 @@ class NativePrefill:
         rows: sources of one call at most, so that decoding rows wait for no more than these.
     """
 
+    padded_calls = False
+
     def __init__(self, packed: PackedEncoder, rows: int, multiple: int, max_source: int) -> None:
         spec = packed.spec
         self.rows, self._multiple, self._max_source = rows, multiple, max_source

@@ -33,6 +33,8 @@ class NativeMachine:
         confidences: (slots, L), where they are recorded.
     """
 
+    parks = True  # rows may wait for company between two layers
+
     def __init__(
         self,
         model: "ServedModel",

@@ -45,12 +45,12 @@ def tiny_served(shape: str = "v1.1", seed: int = 1, dtype: torch.dtype = torch.f
 class Fickle:
     """Stands for the choice that ``auto`` makes: another row-exact rule for every wave."""
 
-    def __init__(self) -> None:
-        self._turn = 0
+    def __init__(self, parks: bool) -> None:
+        self._turn, self._rules = 0, EXACT[:3] if parks else EXACT[:2]
 
     def rule(self, running: int, parked: bool, measures: Iterable[Measure] = ()) -> Rule:
         self._turn += 1
-        return beside_parked(Rule(EXACT[self._turn % 3], company=2, max_age=2), parked)
+        return beside_parked(Rule(self._rules[self._turn % len(self._rules)], company=2, max_age=2), parked)
 
     def saw(self, crossings: Iterable[int], rows: Iterable[Hashable] | None = None) -> None:
         pass
@@ -61,7 +61,7 @@ def engine_of(rule: BatchRule, model: ServedModel | None = None, **options: Any)
     options = {"company": 2, "max_age": 2, "poison": True, "runner": RUNNER, **options}
     engine = Engine(model or tiny_served(), rule=rule, costs=CostTable({}), **options)
     if rule is BatchRule.auto:
-        engine._choice = Fickle()  # type: ignore[assignment]
+        engine._choice = Fickle(engine.machine.parks)  # type: ignore[assignment]
     return engine
 
 

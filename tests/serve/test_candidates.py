@@ -21,7 +21,7 @@ from tests.scripted import early_exit, examples, random_t5
 from . import models
 from .models import COUPLED, EXACT, LENGTH, VOCABULARY, confident
 
-pytestmark = pytest.mark.usefixtures("each_runner")
+pytestmark = [pytest.mark.usefixtures("each_runner"), pytest.mark.not_graph]
 LAYERS, K = 5, 4
 ROWS = examples(VOCABULARY, 7, seed=5)
 CONFIDENT = [

@@ -365,7 +365,7 @@ def test_without_a_compiler_there_is_one_line_and_auto_is_eager(
         engine_of(BatchRule.own, runner="native")
     engine = engine_of(BatchRule.own, runner="auto")
     assert engine.generate(texts(1))[0].status is Status.finished and type(engine.machine).__name__ == "Machine"
-    with pytest.raises(ConfigError, match="weights=int8 needs runner=native, and this engine runs eagerly"):
+    with pytest.raises(ConfigError, match="weights=int8 needs runner=native, and this engine's is eager"):
         engine_of(BatchRule.own, runner="auto", weights="int8")
 
 

@@ -20,6 +20,7 @@ from serve.requests import Answer, Row, Status
 from serve.wave import EngineWave
 from tests.scripted import early_exit, random_t5
 
+from . import models
 from .models import (
     COUPLED,
     EXACT,
@@ -90,7 +91,7 @@ def test_static_depth_equals_a_model_cut_there(layer: int) -> None:
     short = early_exit(cut, length=LENGTH)
     expected = [greedy(short, text) for text in texts(4)]
     assert expected != [greedy(tiny(), text) for text in texts(4)]
-    for rule in (*EXACT, *COUPLED):
+    for rule in set((*EXACT, *COUPLED)) - ({BatchRule.rebatch} if models.RUNNER is RunnerName.graph else set()):
         engine = engine_of(rule, quantile=1.0, max_batch=4)
         assert [answer.tokens for answer in engine.generate(texts(4), policy=Static(layer))] == expected, rule
 
@@ -205,6 +206,7 @@ def test_rows_of_one_measure_keep_their_own_run_length(rule: BatchRule) -> None:
     assert tally.ties == 0
 
 
+@pytest.mark.not_graph
 def test_rows_that_wait_keep_what_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row waits for company while the rows beside it speak token after token, and a batch larger than they are."""
     kinds = ["static-1", "static-1", "static-1", "full"]
@@ -218,6 +220,7 @@ def test_rows_that_wait_keep_what_they_have(monkeypatch: pytest.MonkeyPatch) -> 
         Tally().compare(answers[f"r{number}"], told(source, kind))
 
 
+@pytest.mark.not_graph
 def test_an_abort_leaves_the_others_that_wait_as_they_are(each_runner: RunnerName) -> None:
     """Of rows that wait for company together one goes; the others go on from where they were."""
     kinds = ["full", "agreement-4", "full", "agreement-4"]
@@ -243,6 +246,7 @@ def test_an_abort_leaves_the_others_that_wait_as_they_are(each_runner: RunnerNam
         Tally().compare(answers[f"r{number}"], told(source, kind))
 
 
+@pytest.mark.not_graph
 def test_rows_that_count_agreements_join_rows_that_do_not() -> None:
     events: list[Event] = [(0, "full", 0, None, None), *((i, "agreement-2", 1, None, None) for i in range(1, 4))]
     engine = engine_of(BatchRule.rebatch, company=4, max_age=8, max_batch=8)

@@ -61,16 +61,19 @@ def test_an_idle_connection_is_kept_longer_than_clients_keep_theirs() -> None:
 
 @pytest.mark.slow
 def test_a_post_after_seven_and_fourteen_seconds_finds_its_connection_open() -> None:
-    """Case 10: no reset."""
+    """Case 10: twenty rounds, ten connections side by side, and no reset."""
     with running(keep_alive_s=16) as server:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connections = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=60) for _ in range(10)]
         for wait in (0, 7, 14):
             time.sleep(wait)
-            connection.request("POST", "/v1/completions", json.dumps(BODY), {"content-type": "application/json"})
-            before = connection.sock
-            assert connection.getresponse().read()
-            assert connection.sock is before
-        connection.close()
+            for connection in connections:
+                before = connection.sock
+                connection.request("POST", "/v1/completions", json.dumps(BODY), {"content-type": "application/json"})
+                response = connection.getresponse()
+                assert response.status == 200 and response.read()
+                assert before is None or connection.sock is before
+        for connection in connections:
+            connection.close()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,164 @@
+"""Everything that only a GPU can tell, as one prepared run: is it right, how fast is it, and how near to the card.
+
+    python -m eval.gpu_check                             # results/gpu/summary.json
+    python -m eval.gpu_check parts=correctness,ceilings seconds=300
+    python -m eval.gpu_check device=cpu shapes=tiny,tiny  # a rehearsal: the same parts, and no figure of a GPU
+
+The record is written after every part, so that what was measured stays if the time ends or a part fails; a part that
+did not run says why. Needs torch, Triton and transformers, and nothing that configures programs.
+"""
+
+import json
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from calm.checkpoint import write_json
+from calm.environment import environment
+from calm.errors import CalmError, ConfigError
+
+from .common import say
+
+logger = logging.getLogger(__name__)
+
+NOT_MEASURED = "not measured"
+FAILED = 1
+
+
+@dataclass
+class Asked:
+    """What a run is asked for.
+
+    Attributes:
+        parts: in order; empty: all.
+        seconds: after which no further part begins.
+        shapes: the small and the large one that are timed.
+        out: folder of the record.
+    """
+
+    device: str = "cuda"
+    parts: list[str] = field(default_factory=list)
+    seconds: float = 540.0
+    shapes: list[str] = field(default_factory=lambda: ["small", "base"])
+    out: Path = Path("results/gpu")
+
+    @property
+    def rehearsal(self) -> bool:
+        """Figures of a CPU, which say nothing of a GPU."""
+        return self.device == "cpu"
+
+
+def asked_for(argv: Sequence[str], known: Sequence[str]) -> Asked:
+    """Raise ConfigError for what is none."""
+    asked = Asked()
+    for each in argv:
+        name, equals, value = each.partition("=")
+        match name:
+            case "device" if value in ("cuda", "cpu"):
+                asked.device = value
+            case "parts" if equals and all(part in known for part in value.split(",")):
+                asked.parts = value.split(",")
+            case "seconds" if value.replace(".", "", 1).isdecimal():
+                asked.seconds = float(value)
+            case "shapes" if len(value.split(",")) == 2:
+                asked.shapes = value.split(",")
+            case "out" if value:
+                asked.out = Path(value)
+            case _:
+                raise ConfigError(
+                    f"{each!r:.80} is not understood; give device=cuda|cpu, parts={','.join(known)}, seconds=NUMBER, "
+                    "shapes=SMALL,LARGE or out=FOLDER"
+                )
+    return asked
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    from .gpu_parts import PARTS
+
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    try:
+        asked = asked_for(sys.argv[1:] if argv is None else argv, list(PARTS))
+    except CalmError as error:
+        logger.error("error: %s", error)
+        return 2
+    return run(asked)
+
+
+def run(asked: Asked) -> int:
+    """Every part in turn. Exit status 0 where each that was asked for was measured."""
+    import torch
+
+    from .gpu_parts import PARTS
+
+    began = time.perf_counter()
+    parts: dict[str, dict[str, Any]] = {name: {"status": NOT_MEASURED, "why": "not asked for"} for name in PARTS}
+    summary: dict[str, Any] = {
+        "program": "eval.gpu_check",
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "rehearsal": asked.rehearsal,
+        "environment": environment(),
+        "parts": parts,
+    }
+    missing = not asked.rehearsal and not torch.cuda.is_available()
+    for name in asked.parts or PARTS:
+        gone = time.perf_counter() - began
+        if missing:
+            parts[name] = {"status": NOT_MEASURED, "why": "torch sees no CUDA device"}
+        elif gone > asked.seconds:
+            parts[name] = {"status": NOT_MEASURED, "why": f"{gone:.0f} s were over before it could begin"}
+        else:
+            say(f"{name}: begins after {gone:.0f} s")
+            parts[name] = _measured(name, asked)
+            say(f"{name}: {parts[name]['status']} {parts[name].get('why', '')}".rstrip())
+        summary["goals"] = goals_of(parts, asked)
+        summary["wall_s"] = round(time.perf_counter() - began, 3)
+        _write(summary, asked)
+    for goal in summary["goals"]:
+        found = goal["measured"]
+        say(f"{goal['goal']}: asked {goal['asked']}, {NOT_MEASURED if found is None else f'measured {found:.3g}'}")
+    say(json.dumps({"parts": {name: part["status"] for name, part in parts.items()}}))
+    return 0 if all(parts[name]["status"] == "measured" for name in asked.parts or PARTS) else FAILED
+
+
+def _measured(name: str, asked: Asked) -> dict[str, Any]:
+    """A part's record; one that raises says what, and the others go on."""
+    from .gpu_parts import PARTS
+
+    began = time.perf_counter()
+    try:
+        found = {"status": "measured", **PARTS[name](asked.device, asked.shapes, asked.out)}
+    except Exception as error:
+        traceback.print_exc()
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        said = " ".join(str(error).split())[:400]
+        found = {"status": "failed", "why": f"{type(error).__name__} at {Path(place.filename).name}: {said}"}
+    return {**found, "seconds": round(time.perf_counter() - began, 3)}
+
+
+def goals_of(parts: dict[str, dict[str, Any]], asked: Asked) -> list[dict[str, Any]]:
+    """What is asked of a Hopper card, and what was measured; None where that was not, and in a rehearsal."""
+    from .gpu_parts import GOALS
+
+    found = []
+    for goal, (part, least, of) in GOALS.items():
+        value = None
+        if parts[part]["status"] == "measured" and not asked.rehearsal:
+            value = of(parts[part])
+        found.append({"goal": goal, "asked": least, "measured": value})
+    return found
+
+
+def _write(summary: dict[str, Any], asked: Asked) -> None:
+    from .serving_run import finite
+
+    asked.out.mkdir(parents=True, exist_ok=True)
+    write_json(asked.out / "summary.json", finite(summary))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,243 @@
+"""Products of a few rows with a weight matrix, with the norm before and the sum after them."""
+
+import triton
+import triton.language as tl
+
+ROWS = 16  # of a tile: the least that a tensor core takes
+
+
+@triton.jit
+def _mean_square(x, rows, there, k, BLOCK_K: tl.constexpr, ROWS: tl.constexpr):
+    """Of each row, in fp32."""
+    squares = tl.zeros((ROWS,), dtype=tl.float32)
+    for start in range(0, k, BLOCK_K):
+        at = start + tl.arange(0, BLOCK_K)
+        values = tl.load(x + rows[:, None] * k + at[None, :], mask=there[:, None] & (at < k)[None, :], other=0.0)
+        squares += tl.sum(values.to(tl.float32) * values.to(tl.float32), axis=1)
+    return squares / k
+
+
+@triton.jit
+def _normed(values, norm, at, inside, scale):
+    """T5's norm of a part of the rows: weight * (x * rsqrt(mean square)), rounded between the two products."""
+    weight = tl.load(norm + at, mask=inside, other=0.0)
+    return weight[None, :] * (values.to(tl.float32) * scale[:, None]).to(weight.dtype)
+
+
+@triton.jit
+def _active(active, order, ROWS: tl.constexpr):
+    """Rows of this program's tile, and which of them are there; the count of those that run."""
+    many = tl.load(active)
+    lanes = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = lanes < many
+    return tl.load(order + lanes, mask=there, other=0).to(tl.int64), there
+
+
+@triton.jit
+def linear_kernel(
+    x,  # (B, k)
+    norm,  # (k,) where NORMED
+    weight,  # (n, k)
+    out,  # (B, n); where ADDS it is added to
+    crossed,  # (B,) rows that are held are not written
+    order,
+    active,
+    n,
+    k,
+    eps,
+    NORMED: tl.constexpr,
+    ADDS: tl.constexpr,
+    HOLDS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    if tl.program_id(0) * ROWS >= tl.load(active):
+        return
+    rows, there = _active(active, order, ROWS)
+    cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    scale = tl.zeros((ROWS,), dtype=tl.float32)
+    if NORMED:
+        scale = tl.rsqrt(_mean_square(x, rows, there, k, BLOCK_K, ROWS) + eps)
+    total = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
+    for start in range(0, k, BLOCK_K):
+        at = start + tl.arange(0, BLOCK_K)
+        inside = at < k
+        values = tl.load(x + rows[:, None] * k + at[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+        if NORMED:
+            values = _normed(values, norm, at, inside, scale)
+        by = tl.load(weight + cols[:, None] * k + at[None, :], mask=(cols < n)[:, None] & inside[None, :], other=0.0)
+        total = tl.dot(values.to(by.dtype), tl.trans(by), total, input_precision="ieee")
+    target = out + rows[:, None] * n + cols[None, :]
+    write = there[:, None] & (cols < n)[None, :]
+    if HOLDS:
+        write = write & (tl.load(crossed + rows, mask=there, other=1) == 0)[:, None]
+    if ADDS:
+        before = tl.load(target, mask=write, other=0.0)
+        tl.store(target, before + total.to(before.dtype), mask=write)
+    else:
+        tl.store(target, total.to(out.dtype.element_ty), mask=write)
+
+
+@triton.jit
+def qkv_kernel(
+    x,  # (B, k)
+    norm,
+    weight,  # (3 * heads * width, k): queries, keys, values
+    queries,  # (B, heads * width)
+    keys,  # (slots, heads, positions, width) of the layer
+    values,
+    previous,  # (B, k): takes x as it was
+    slots,
+    steps,
+    order,
+    active,
+    heads,
+    positions,
+    k,
+    eps,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Queries to a buffer, keys and values to their places in the caches."""
+    if tl.program_id(0) * ROWS >= tl.load(active):
+        return
+    rows, there = _active(active, order, ROWS)
+    one = heads * WIDTH
+    cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    scale = tl.rsqrt(_mean_square(x, rows, there, k, BLOCK_K, ROWS) + eps)
+    total = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
+    for start in range(0, k, BLOCK_K):
+        at = start + tl.arange(0, BLOCK_K)
+        inside = at < k
+        part = there[:, None] & inside[None, :]
+        hidden = tl.load(x + rows[:, None] * k + at[None, :], mask=part, other=0.0)
+        if tl.program_id(1) == 0:
+            tl.store(previous + rows[:, None] * k + at[None, :], hidden, mask=part)
+        normed = _normed(hidden, norm, at, inside, scale)
+        by = tl.load(
+            weight + cols[:, None] * k + at[None, :], mask=(cols < 3 * one)[:, None] & inside[None, :], other=0.0
+        )
+        total = tl.dot(normed.to(by.dtype), tl.trans(by), total, input_precision="ieee")
+    which, within = cols // one, cols % one
+    slot = tl.load(slots + rows, mask=there, other=0)
+    step = tl.load(steps + rows, mask=there, other=0)
+    place = (slot[:, None] * heads + (within // WIDTH)[None, :]) * positions + step[:, None]
+    place = place * WIDTH + (within % WIDTH)[None, :]
+    found = total.to(queries.dtype.element_ty)
+    tl.store(queries + rows[:, None] * one + within[None, :], found, mask=there[:, None] & (which == 0)[None, :])
+    tl.store(keys + place, found, mask=there[:, None] & (which == 1)[None, :])
+    tl.store(values + place, found, mask=there[:, None] & (which == 2)[None, :])
+
+
+@triton.jit
+def _activated(values, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "relu":
+        return tl.maximum(values, 0.0)
+    if ACTIVATION == "gelu_new":
+        inner = 0.7978845608028654 * (values + 0.044715 * values * values * values)
+        return values * tl.sigmoid(2.0 * inner)  # 0.5 * (1 + tanh(inner))
+    if ACTIVATION == "silu":
+        return values * tl.sigmoid(values)
+    return 0.5 * values * (1.0 + tl.erf(values * 0.7071067811865476))
+
+
+@triton.jit
+def inner_kernel(
+    x,  # (B, k)
+    norm,
+    gate,  # (n, k) where GATED
+    up,  # (n, k)
+    out,  # (B, n)
+    order,
+    active,
+    n,
+    k,
+    eps,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """The feed-forward's inner values: activation(x @ gate) * (x @ up), or activation(x @ up)."""
+    if tl.program_id(0) * ROWS >= tl.load(active):
+        return
+    rows, there = _active(active, order, ROWS)
+    cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    scale = tl.rsqrt(_mean_square(x, rows, there, k, BLOCK_K, ROWS) + eps)
+    total = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
+    gates = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
+    for start in range(0, k, BLOCK_K):
+        at = start + tl.arange(0, BLOCK_K)
+        inside = at < k
+        values = tl.load(x + rows[:, None] * k + at[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+        normed = _normed(values, norm, at, inside, scale)
+        part = (cols < n)[:, None] & inside[None, :]
+        by = tl.load(up + cols[:, None] * k + at[None, :], mask=part, other=0.0)
+        total = tl.dot(normed.to(by.dtype), tl.trans(by), total, input_precision="ieee")
+        if GATED:
+            by = tl.load(gate + cols[:, None] * k + at[None, :], mask=part, other=0.0)
+            gates = tl.dot(normed.to(by.dtype), tl.trans(by), gates, input_precision="ieee")
+    kind = up.dtype.element_ty
+    if GATED:  # each product is rounded as it would be if it were stored
+        inner = _activated(gates.to(kind).to(tl.float32), ACTIVATION).to(kind).to(tl.float32)
+        inner = inner * total.to(kind).to(tl.float32)
+    else:
+        inner = _activated(total.to(kind).to(tl.float32), ACTIVATION)
+    write = there[:, None] & (cols < n)[None, :]
+    tl.store(out + rows[:, None] * n + cols[None, :], inner.to(out.dtype.element_ty), mask=write)
+
+
+@triton.jit
+def backfill_kernel(
+    x,  # (B, k)
+    norms,  # (L, k)
+    weights,  # (L, 2 * heads * width, k): keys, values
+    keys,  # (L, slots, heads, positions, width)
+    values,
+    slots,
+    steps,
+    executed,  # (B,) layers that a row has K and V of
+    count,  # rows that are live: the first ones
+    all_slots,
+    heads,
+    positions,
+    k,
+    eps,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """K and V of the layers above ``executed``, all layers in one launch; a tile whose rows all have them returns."""
+    layer = tl.program_id(2)  # from 0
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    live = rows < tl.load(count)
+    there = live & (tl.load(executed + rows, mask=live, other=1 << 30) <= layer)
+    if tl.sum(there.to(tl.int32), axis=0) == 0:
+        return
+    one = heads * WIDTH
+    cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    scale = tl.rsqrt(_mean_square(x, rows, there, k, BLOCK_K, ROWS) + eps)
+    total = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
+    weight = weights + layer.to(tl.int64) * 2 * one * k
+    for start in range(0, k, BLOCK_K):
+        at = start + tl.arange(0, BLOCK_K)
+        inside = at < k
+        hidden = tl.load(x + rows[:, None] * k + at[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+        normed = _normed(hidden, norms + layer * k, at, inside, scale)
+        by = tl.load(
+            weight + cols[:, None] * k + at[None, :], mask=(cols < 2 * one)[:, None] & inside[None, :], other=0.0
+        )
+        total = tl.dot(normed.to(by.dtype), tl.trans(by), total, input_precision="ieee")
+    which, within = cols // one, cols % one
+    slot = tl.load(slots + rows, mask=there, other=0)
+    step = tl.load(steps + rows, mask=there, other=0)
+    place = ((layer.to(tl.int64) * all_slots + slot[:, None]) * heads + (within // WIDTH)[None, :]) * positions
+    place = (place + step[:, None]) * WIDTH + (within % WIDTH)[None, :]
+    found = total.to(keys.dtype.element_ty)
+    tl.store(keys + place, found, mask=there[:, None] & (which == 0)[None, :])
+    tl.store(values + place, found, mask=there[:, None] & (which == 1)[None, :])

@@ -1,0 +1,133 @@
+"""How a program is run: in one piece, layer by layer with the host looking at the flag, or with branches in the graph.
+
+On a CUDA device each piece is captured once and replayed; elsewhere it is called, so that the logic is the same and
+can be tested. What is captured reads and writes tensors that stay where they are.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from calm.config import Stepping
+
+from .program import Act, Program
+
+WARMUPS = 3  # calls before a capture: libraries set themselves up, kernels are compiled
+
+
+class Capture(Protocol):
+    """Turns what is to be run again and again into something that is quick to run."""
+
+    def __call__(self, act: Act) -> Act: ...
+
+
+def called(act: Act) -> Act:
+    """Without a device that captures: the act itself."""
+    return act
+
+
+class CudaCapture:
+    """Captures acts into CUDA graphs that share one memory pool."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._kept: list[torch.cuda.CUDAGraph] = []
+
+    def __call__(self, act: Act) -> Act:
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARMUPS):
+                act()
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            act()
+        self._kept.append(graph)
+        return graph.replay
+
+
+def branches() -> bool:
+    """Whether this torch can put a branch into a graph (torch 2.12 and later)."""
+    return hasattr(torch.cuda.CUDAGraph, "begin_capture_to_if_node")
+
+
+def stepper(program: Program, stepping: Stepping, capture: Capture) -> Act:
+    """The step as one call."""
+    match stepping:
+        case Stepping.whole:
+            return capture(program.whole)
+        case Stepping.segments:
+            return _segments(program, capture)
+        case Stepping.branches:
+            return capture(lambda: _branching(program))
+
+
+def _segments(program: Program, capture: Capture) -> Act:
+    """A piece for each layer; the host reads the flag of one while the next is already on its way.
+
+    So at most one piece is launched in vain, and in that no row runs.
+    """
+    first, *others = program.layers()
+
+    def begin() -> None:
+        program.begin()
+        first()
+
+    pieces = [capture(begin), *(capture(act) for act in others)]
+    end, look = capture(program.end), _Look(program)
+
+    def run() -> None:
+        pieces[0]()
+        for number, piece in enumerate(pieces[1:]):
+            look.ask(number)
+            piece()
+            if look.told(number):
+                break
+        end()
+
+    return run
+
+
+class _Look:
+    """The flag that ends a step, as it was after each piece."""
+
+    def __init__(self, program: Program) -> None:
+        self._flag = program.frame.stopped
+        self._on_device = self._flag.device.type == "cuda"
+        count = program.num_layers
+        self._seen = torch.zeros(count, dtype=torch.bool, pin_memory=self._on_device)
+        self._events = [torch.cuda.Event() for _ in range(count * self._on_device)]  # type: ignore[no-untyped-call]
+
+    def ask(self, number: int) -> None:
+        self._seen[number].copy_(self._flag, non_blocking=True)
+        if self._on_device:
+            self._events[number].record()
+
+    def told(self, number: int) -> bool:
+        if self._on_device:
+            self._events[number].synchronize()
+        return bool(self._seen[number])
+
+
+def _branching(program: Program) -> None:
+    """Each layer in a branch of its own that is taken while the step goes on; called while a graph is captured."""
+    program.begin()
+    for act in program.layers():
+        _while_it_goes_on(program, act)
+    program.end()
+
+
+def _while_it_goes_on(program: Program, act: Callable[[], None]) -> None:
+    capturing = getattr(torch.cuda.CUDAGraph, "get_currently_capturing_graph", None)
+    if capturing is None or not torch.cuda.is_current_stream_capturing():
+        act()  # a warm-up
+        return
+    graph = capturing()
+    graph.begin_capture_to_if_node(~program.frame.stopped)
+    try:
+        act()
+    finally:
+        graph.end_capture_to_conditional_node()

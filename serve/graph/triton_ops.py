@@ -1,0 +1,193 @@
+"""The verbs of a step as Triton kernels; what a kernel does not do is left to torch (ops.py)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from calm.confidence import HEAD_MEASURES
+from calm.config import BatchRule, Measure
+from calm.models.base import DecoderSpec
+from calm.rules import Rule
+
+from ..exits import MEASURES
+from .frame import Frame
+from .kernels.attention import attention_kernel
+from .kernels.products import ROWS, backfill_kernel, inner_kernel, linear_kernel, qkv_kernel
+from .kernels.rows import settle_kernel, states_kernel
+from .kernels.vocabulary import STATS, choose_kernel, words_kernel
+from .ops import Asked, Parts, TorchOps
+from .packing import Packed
+
+STOPS = {BatchRule.quantile: "quantile", BatchRule.lockstep: "lockstep"}
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Sizes of the tiles that a program works on: powers of two, at least 16 where there is a product.
+
+    Attributes:
+        n, k: columns of a product's result, and numbers that are summed up at a time.
+        words: of the vocabulary.
+        keys: of an attention.
+    """
+
+    n: int = 32
+    k: int = 128
+    words: int = 128
+    keys: int = 64
+
+
+class TritonOps(TorchOps):
+    """Buffers between the kernels of a step hold ``most`` rows and keep their places."""
+
+    def __init__(self, parts: Parts, most: int, tiles: Tiles | None = None) -> None:
+        super().__init__(parts)
+        spec, device = parts.spec, parts.slots.keys.device
+        self._packed, self._tiles = Packed.of(spec, parts.slots.max_target), tiles or Tiles()
+        dtype, heads = spec.tensors["embed"].dtype, spec.num_heads * spec.d_kv
+        self._queries = torch.zeros(most, heads, dtype=dtype, device=device)
+        self._mixed = torch.zeros(most, heads, dtype=dtype, device=device)
+        self._inner = torch.zeros(most, spec.d_ff, dtype=spec.tensors["1.ffn_down"].dtype, device=device)
+        count = triton.cdiv(spec.vocab_size, self._tiles.words)
+        self._stats = torch.zeros(count, most, STATS, device=device)
+        self._chosen = torch.zeros(most, dtype=torch.long, device=device)
+        self._sums = torch.zeros(most, 4, device=device)
+        self._live = torch.zeros((), dtype=torch.int32, device=device)
+        self._everyone = torch.arange(most, dtype=torch.int32, device=device)
+        weight, bias = parts.classifier_weights or (torch.zeros(spec.d_model), 0.0)
+        self._weight, self._offset = weight.float().to(device).contiguous(), float(bias)
+
+    def begin(self, frame: Frame) -> None:
+        super().begin(frame)
+        self._live.copy_(frame.live.sum())
+
+    def layer(self, layer: int, frame: Frame, holds: bool) -> None:
+        spec, slots, packed, tiles = self.parts.spec, self.parts.slots, self._packed, self._tiles
+        tensors, one = spec.tensors, spec.num_heads * spec.d_kv
+        rows = triton.cdiv(frame.size, ROWS)
+        which = layer - 1
+        qkv_kernel[(rows, triton.cdiv(3 * one, tiles.n))](
+            frame.hidden, tensors[f"{layer}.self_norm"], packed.qkv[which], self._queries, slots.keys[which],
+            slots.values[which], frame.previous, frame.slots, frame.steps, frame.order, frame.active, spec.num_heads,
+            slots.max_target, spec.d_model, spec.norm_eps,
+            WIDTH=spec.d_kv, ROWS=ROWS, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
+        )  # fmt: skip
+        self._attend(frame, slots.keys[which], slots.values[which], frame.steps, True)
+        self._linear(frame, self._mixed, None, tensors[f"{layer}.self_o"], frame.hidden, holds)
+        cross = tensors[f"{layer}.cross_norm"]
+        self._linear(frame, frame.hidden, cross, tensors[f"{layer}.cross_q"], self._queries, False)
+        self._attend(frame, slots.cross_keys[which], slots.cross_values[which], slots.source_length, False)
+        self._linear(frame, self._mixed, None, tensors[f"{layer}.cross_o"], frame.hidden, holds)
+        up = tensors[f"{layer}.ffn_up"]
+        inner_kernel[(rows, triton.cdiv(spec.d_ff, tiles.n))](
+            frame.hidden, tensors[f"{layer}.ffn_norm"], tensors[f"{layer}.ffn_gate"] if spec.gated else up, up,
+            self._inner, frame.order, frame.active, spec.d_ff, spec.d_model, spec.norm_eps,
+            GATED=spec.gated, ACTIVATION=spec.activation, ROWS=ROWS, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
+        )  # fmt: skip
+        self._linear(frame, self._inner, None, tensors[f"{layer}.ffn_down"], frame.hidden, holds)
+
+    def _linear(self, frame: Frame, x: Tensor, norm: Tensor | None, weight: Tensor, out: Tensor, holds: bool) -> None:
+        """``out`` is the residual stream, which is added to, or a buffer."""
+        n, k = weight.shape
+        linear_kernel[(triton.cdiv(frame.size, ROWS), triton.cdiv(n, self._tiles.n))](
+            x, weight if norm is None else norm, weight, out, frame.crossed, frame.order, frame.active, n, k,
+            self.parts.spec.norm_eps,
+            NORMED=norm is not None, ADDS=out is frame.hidden, HOLDS=holds, ROWS=ROWS, BLOCK_N=self._tiles.n,
+            BLOCK_K=self._tiles.k,
+        )  # fmt: skip
+
+    def _attend(self, frame: Frame, keys: Tensor, values: Tensor, lengths: Tensor, biased: bool) -> None:
+        spec = self.parts.spec
+        attention_kernel[(frame.size, spec.num_heads)](
+            self._queries, keys, values, lengths, self._packed.bias, frame.slots, frame.order, frame.active,
+            self._mixed, spec.num_heads, keys.shape[2], spec.attention_scale,
+            BIASED=biased, WIDTH=spec.d_kv, WIDE=triton.next_power_of_2(spec.d_kv), BLOCK=self._tiles.keys,
+        )  # fmt: skip
+
+    def confide(self, layer: int, frame: Frame, asked: Asked, holds: bool) -> None:
+        spec, measures = self.parts.spec, [measure for measure, _ in asked]
+        frame.confidence.fill_(float("nan"))
+        if any(measure in HEAD_MEASURES for measure in measures):
+            self._look(frame, frame.order, frame.active)
+            self._by_head(layer, frame, asked)
+        state, classifier = (
+            MEASURES.index(each) if each in measures else -1 for each in (Measure.state, Measure.classifier)
+        )
+        if max(state, classifier) >= 0:
+            states_kernel[(frame.size,)](
+                frame.hidden, frame.previous, self._weight, self._offset, frame.measures, frame.confidence,
+                frame.order, frame.active, spec.d_model,
+                STATE=state, CLASSIFIER=classifier, FIRST=layer == 1,
+                BLOCK=min(1024, triton.next_power_of_2(spec.d_model)),
+            )  # fmt: skip
+        if self.parts.record:
+            self.note(layer, frame, holds)
+
+    def _look(self, frame: Frame, order: Tensor, active: Tensor) -> None:
+        """The best words of these rows and their sums."""
+        spec, tiles, count = self.parts.spec, self._tiles, self._stats.shape[0]
+        words_kernel[(triton.cdiv(frame.size, ROWS), count)](
+            frame.hidden, spec.tensors["final_norm"], spec.tensors["head"], self._stats, order, active,
+            self._stats.shape[1], spec.vocab_size, spec.d_model, spec.norm_eps, spec.head_scale,
+            STATS=STATS, ROWS=ROWS, BLOCK_N=tiles.words, BLOCK_K=tiles.k,
+        )  # fmt: skip
+        choose_kernel[(frame.size,)](
+            self._stats, order, active, self._chosen, self._sums, self._stats.shape[1], count,
+            STATS=STATS, BLOCK=triton.next_power_of_2(count),
+        )  # fmt: skip
+
+    def _by_head(self, layer: int, frame: Frame, asked: Asked) -> None:
+        """Confidences from the sums: softmax margin, largest probability, entropy, agreement."""
+        chosen, (best, second, total, mean) = self._chosen[: frame.size], self._sums[: frame.size].unbind(1)
+        first = 1.0 / total
+        by_measure = {
+            Measure.softmax: first - (second - best).exp() / total,
+            Measure.max_prob: first,
+            Measure.entropy: 1.0 - (best + total.log() - mean) / math.log(self.parts.spec.vocab_size),
+        }
+        if any(measure is Measure.agreement for measure, _ in asked):
+            same = chosen == frame.words
+            once = torch.ones_like(frame.run)
+            frame.run.copy_(once if layer == self._first else torch.where(same, frame.run + 1, once))
+            frame.words.copy_(chosen)
+        for measure, run_length in asked:
+            if measure not in HEAD_MEASURES:
+                continue
+            found = frame.run / run_length if measure is Measure.agreement else by_measure[measure]
+            mine = (frame.measures == MEASURES.index(measure)) & (frame.run_lengths == run_length)
+            frame.confidence.copy_(torch.where(mine, found.clamp(0.0, 1.0), frame.confidence))
+
+    def settle(self, layer: int, frame: Frame, rule: Rule, confident: bool) -> None:
+        settle_kernel[(1,)](
+            frame.live, frame.runs, frame.crossed, frame.crossing, frame.depths, frame.confidence, frame.thresholds,
+            frame.stopped, frame.layers, frame.order, frame.active, frame.size, self.parts.spec.num_layers,
+            rule.share, layer,
+            CONFIDENT=confident, LEAVES=rule.leaves, RULE=STOPS.get(rule.name, "all"),
+            BLOCK=triton.next_power_of_2(frame.size),
+        )  # fmt: skip
+
+    def words(self, frame: Frame) -> Tensor:
+        self._look(frame, self._everyone, self._live)
+        return self._chosen[: frame.size]
+
+    def backfill(self, frame: Frame, executed: Tensor) -> None:
+        spec, slots, tiles = self.parts.spec, self.parts.slots, self._tiles
+        one = spec.num_heads * spec.d_kv
+        grid = (triton.cdiv(frame.size, ROWS), triton.cdiv(2 * one, tiles.n), spec.num_layers)
+        backfill_kernel[grid](
+            frame.hidden, self._packed.norms, self._packed.kv, slots.keys, slots.values, frame.slots, frame.steps,
+            executed.contiguous(), self._live, slots.count + 1, spec.num_heads, slots.max_target, spec.d_model,
+            spec.norm_eps,
+            WIDTH=spec.d_kv, ROWS=ROWS, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
+        )  # fmt: skip
+
+
+def usable(spec: DecoderSpec) -> bool:
+    """Whether the kernels know this decoder: all its matrices in one dtype, but for the last of a feed-forward."""
+    kinds = {tensor.dtype for name, tensor in spec.tensors.items() if not name.endswith("ffn_down")}
+    return kinds <= {torch.float32} or kinds <= {torch.bfloat16}

@@ -1,0 +1,87 @@
+"""The prepared run for a GPU: every part goes through on a CPU, and nothing is called measured that was not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from calm.errors import ConfigError
+from eval import gpu_check, gpu_parts
+from eval.gpu_check import NOT_MEASURED, asked_for, main
+from eval.gpu_parts import GOALS, PARTS
+
+
+def record(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return found
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"out={tmp_path}"]) == gpu_check.FAILED
+    found = record(tmp_path)
+    assert {part["status"] for part in found["parts"].values()} == {NOT_MEASURED}
+    assert {part["why"] for part in found["parts"].values()} == {"torch sees no CUDA device"}
+    assert [goal["measured"] for goal in found["goals"]] == [None] * len(GOALS)
+    assert f"asked 0.5, {NOT_MEASURED}" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_rehearsal_goes_through_every_part(tmp_path: Path) -> None:
+    assert main(["device=cpu", "shapes=tiny,tiny", f"out={tmp_path}"]) == 0
+    found = record(tmp_path)
+    assert found["rehearsal"] and {part["status"] for part in found["parts"].values()} == {"measured"}
+    assert [goal["measured"] for goal in found["goals"]] == [None] * len(GOALS)  # of a GPU it says nothing
+    ways = found["parts"]["correctness"]["ways"]
+    assert set(ways) == {f"{how} {rule}" for how in ("whole", "segments") for rule in ("own", "compact")}
+    assert all(way["different"] == 0 and way["same"] > 300 for way in ways.values())
+    assert max(found["parts"]["correctness"]["bf16_changed"].values()) < 1
+    ratios = found["parts"]["matrix"]["tiny"]["ratios"]
+    assert {row["rule"] for row in ratios} == {"own", "compact", "sync"} and all(row["ratio"] > 0 for row in ratios)
+    assert all(row["predicted"] for row in found["parts"]["core"]["tiny"]["ratios"])
+
+
+def test_a_part_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*asked: Any) -> dict[str, Any]:
+        raise RuntimeError("the card\nis gone")
+
+    monkeypatch.setitem(gpu_parts.PARTS, "core", breaks)
+    monkeypatch.setitem(gpu_parts.PARTS, "gaps", lambda *asked: {"tiny whole": {"gap_share": 0.5}})
+    assert main(["device=cpu", "parts=core,gaps", f"out={tmp_path}"]) == gpu_check.FAILED
+    parts = record(tmp_path)["parts"]
+    assert parts["core"]["status"] == "failed" and parts["core"]["why"].startswith("RuntimeError at test_gpu_check.py")
+    assert "the card is gone" in parts["core"]["why"]
+    assert parts["gaps"]["status"] == "measured" and parts["matrix"]["why"] == "not asked for"
+
+
+def test_time_that_is_over_begins_no_part(tmp_path: Path) -> None:
+    assert main(["device=cpu", "parts=gaps", "seconds=0", f"out={tmp_path}"]) == gpu_check.FAILED
+    assert "were over before it could begin" in record(tmp_path)["parts"]["gaps"]["why"]
+
+
+@pytest.mark.parametrize("wrong", ["device=tpu", "parts=cores", "seconds=long", "shapes=small", "out=", "x"])
+def test_what_is_not_understood_is_said(wrong: str) -> None:
+    with pytest.raises(ConfigError, match="is not understood; give device=cuda"):
+        asked_for([wrong], list(PARTS))
+    assert main([wrong]) == 2
+
+
+def test_goals_read_the_parts_as_they_are_written() -> None:
+    """Of made-up records: each goal finds its figure, and only there."""
+    entries = [{"name": "full", "ceiling": {"share_of_memory": 0.4}}, {"name": "state own tight"}]
+    ratio = {"measure": "state", "trace": "tight", "against": "own-full", "clock": "decode", "predicted": 1.6}
+    rows = [
+        ratio | {"batch": b, "rule": r, "ratio": 1.2 + 0.1 * b} for b in (1, 8, 32) for r in ("own", "compact", "sync")
+    ]
+    shape = {"cells": [{"batch": b, "entries": entries} for b in (1, 64)], "ratios": rows}
+    part = {"status": "measured", "small": shape, "base": shape, "small whole": {"gap_share": 0.1}}
+    found = gpu_check.goals_of(dict.fromkeys(PARTS, part), gpu_check.Asked())
+    measured = {goal["goal"]: goal["measured"] for goal in found}
+    assert measured["base, batch 64: share of the floor"] == 0.4
+    assert measured["base, batch 1: early exit over full"] == pytest.approx(1.3)
+    assert measured["base, batch 8 sync: early exit over full"] == pytest.approx(2.0)
+    assert measured["base, batch 1: early exit by its prediction"] == pytest.approx(1.3 / 1.6)
+    assert measured["small, batch 1: 1 - gaps of a step"] == pytest.approx(0.9)
+    assert None not in measured.values()

@@ -1,0 +1,249 @@
+"""Every kernel beside its twin in plain torch, by Triton's interpreter where there is no GPU."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="triton is not installed; the tests of its kernels need it")
+
+from calm.config import BatchRule, Measure, RunnerName  # noqa: E402
+from calm.policies import Static  # noqa: E402
+from calm.rules import Rule  # noqa: E402
+from serve.engine import Engine  # noqa: E402
+from serve.graph.frame import Frame  # noqa: E402
+from serve.graph.ops import TorchOps  # noqa: E402
+from serve.graph.program import Program  # noqa: E402
+from serve.graph.triton_ops import Tiles, TritonOps  # noqa: E402
+
+from ..models import SHAPES, confident, engine_of, texts, tiny_served, usual  # noqa: E402
+
+RULES = [
+    Rule(BatchRule.own),
+    Rule(BatchRule.compact),
+    Rule(BatchRule.sync),
+    Rule(BatchRule.quantile, share=0.4),
+    Rule(BatchRule.lockstep),
+]
+BUCKET, ROWS = 6, 5  # one row is padding
+SMALL = Tiles(n=16, k=16, words=32, keys=4)  # more tiles than one of everything
+MEASURES = {
+    "softmax": [Measure.softmax],
+    "state": [Measure.state],
+    "classifier": [Measure.classifier],
+    "max_prob-entropy": [Measure.max_prob, Measure.entropy],
+    "agreement": [Measure.agreement],
+    "all": list(Measure),
+}
+WITHIN = ("hidden", "previous", "confidence", "words", "run")  # what the rows that run leave behind in a layer
+Snapshot = dict[str, Tensor]
+
+
+class Beside:
+    """One frame in the middle of a step, and both ways to go on from there."""
+
+    def __init__(self, shape: str, measures: list[Measure], tiles: Tiles = SMALL, before: int = 2) -> None:
+        model = tiny_served(shape)
+        self.engine: Engine = engine_of(
+            BatchRule.own, model, runner=RunnerName.graph, max_batch=BUCKET, buckets=(BUCKET,), poison=False
+        )
+        for number, text in enumerate(texts(ROWS)):
+            measure = measures[number % len(measures)]
+            self.engine.add_request(text, policy=confident(measure, usual(measure, shape)), ignore_eos=True)
+        for _ in range(before):  # rows stand at their third position
+            self.engine.step()
+        self.machine = self.engine.machine
+        self.torch: TorchOps = self.machine.ops
+        self.triton = TritonOps(self.machine.parts, BUCKET, tiles)
+        rows = self.engine._running
+        self.frame: Frame = self.machine.frame(BUCKET)
+        self.machine.hand_over(self.frame, rows, [row.step for row in rows], [False] * len(rows)).send(self.frame)
+        self.asked = tuple(sorted(self.machine.parts.exits.present))
+        self.triton.begin(self.frame)
+
+    def state(self) -> Snapshot:
+        slots = self.engine.slots
+        kept = {each.name: getattr(self.frame, each.name) for each in fields(self.frame)}
+        return kept | {name: getattr(slots, name) for name in ("keys", "values", "position", "token")}
+
+    def after(self, act: Callable[[], Any]) -> Snapshot:
+        """Everything that it may have changed; as it was before, afterwards."""
+        before = {name: tensor.clone() for name, tensor in self.state().items()}
+        act()
+        found = {name: tensor.clone() for name, tensor in self.state().items()}
+        for name, tensor in self.state().items():
+            tensor.copy_(before[name])
+        return found
+
+    def alike(self, act: Callable[[TorchOps], Any], *skip: str) -> Snapshot:
+        """Both do the same to all rows that are there."""
+        expected = self.after(lambda: act(self.torch))
+        found = self.after(lambda: act(self.triton))
+        nobody = self.engine.slots.padding
+        for name, tensor in expected.items():
+            mine, theirs = found[name], tensor
+            if name in skip:
+                continue
+            if name in ("keys", "values"):
+                mine, theirs = mine[:, :nobody], theirs[:, :nobody]
+            elif name in ("position", "token"):
+                mine, theirs = mine[:nobody], theirs[:nobody]
+            elif name in WITHIN:
+                runs = self.frame.runs
+                mine, theirs = mine[runs], theirs[runs]
+            elif name == "said":
+                mine, theirs = mine[:, :ROWS], theirs[:, :ROWS]
+            torch.testing.assert_close(
+                mine, theirs, rtol=1e-4, atol=2e-5, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+            )
+        return expected
+
+
+@pytest.fixture(autouse=True)
+def inference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Triton 3.6 interprets a loop's bounds as arrays of one number, which numpy 2.4 no longer takes for a number."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+    with torch.inference_mode():
+        yield
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("holds", [True, False])
+@pytest.mark.parametrize("tiles", [SMALL, Tiles()], ids=["small tiles", "usual tiles"])
+def test_a_layer(shape: str, holds: bool, tiles: Tiles) -> None:
+    beside = Beside(shape, [Measure.state], tiles)
+    first = beside.alike(lambda ops: ops.layer(1, beside.frame, holds), "previous")
+    assert not torch.equal(first["hidden"][:ROWS], beside.frame.hidden[:ROWS])
+    beside.frame.crossed[1] = True  # held, or not
+    beside.triton.who_runs(beside.frame, beside.frame.live & (torch.arange(BUCKET) != 3))
+    beside.alike(lambda ops: ops.layer(2, beside.frame, holds))
+
+
+@pytest.mark.parametrize("measures", MEASURES.values(), ids=MEASURES)
+@pytest.mark.parametrize("shape", ["v1.1", "v1.0-tied"])
+def test_confidences(shape: str, measures: list[Measure]) -> None:
+    beside = Beside(shape, measures)
+    frame = beside.frame
+    for layer in (1, 2, 3):
+        beside.triton.layer(layer, frame, True)
+        found = beside.alike(lambda ops, layer=layer: ops.confide(layer, frame, beside.asked, True))
+        beside.triton.confide(layer, frame, beside.asked, True)
+        asked = found["confidence"][:ROWS]
+        assert asked.isfinite().any() or (layer == 1 and measures == [Measure.state])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name.value)
+def test_who_crosses_and_who_runs_on(rule: Rule) -> None:
+    """Random flags, many times; a step that has ended stays ended."""
+    beside, draw = Beside("v1.1", [Measure.softmax]), torch.Generator().manual_seed(3)
+    frame, seen = beside.frame, set()
+    for number in range(60):
+        layer = 1 + number % 4
+        frame.crossed.copy_((torch.rand(BUCKET, generator=draw) < 0.3) & frame.live)
+        frame.crossing.copy_(torch.randint(1, 5, (BUCKET,), generator=draw))
+        frame.depths.copy_(torch.randint(0, 5, (BUCKET,), generator=draw))
+        frame.confidence.copy_(torch.rand(BUCKET, generator=draw))
+        frame.confidence[number % BUCKET] = float("nan")
+        frame.thresholds.copy_(torch.rand(BUCKET, 4, generator=draw))
+        frame.stopped.fill_(number % 7 == 0)
+        frame.layers.fill_(number % 3)
+        beside.torch.who_runs(frame, frame.live & (torch.rand(BUCKET, generator=draw) < 0.8))
+        confident_layer = number % 5 != 0
+        found = beside.alike(lambda ops, at=layer, on=confident_layer: ops.settle(at, frame, rule, on))
+        assert int(found["active"]) == int(found["runs"].sum())
+        seen.add((bool(found["stopped"]), int(found["active"]) > 0))
+    assert {(True, False), (False, True)} <= seen
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # numpy's, which the interpreter counts with
+def test_words_and_rows_without_a_number() -> None:
+    beside = Beside("v1.1", [Measure.softmax])
+    frame = beside.frame
+    beside.triton.layer(1, frame, True)
+    assert torch.equal(beside.torch.words(frame)[:ROWS], beside.triton.words(frame)[:ROWS])
+    frame.hidden[2] = float("nan")
+    frame.hidden[4] = float("inf")
+    mine, theirs = beside.triton.words(frame)[:ROWS], beside.torch.words(frame)[:ROWS]
+    assert torch.equal(mine, theirs) and mine[2] == mine[4] == -1 and (mine[[0, 1, 3]] >= 0).all()
+
+
+def test_of_equal_words_the_first_wins_in_and_across_tiles() -> None:
+    model = tiny_served("v1.1")
+    head = model.spec.tensors["head"].clone()
+    head[70] = head[7]
+    head[9] = head[7]
+    same = replace(model, spec=replace(model.spec, tensors={**model.spec.tensors, "head": head}))
+    engine = engine_of(BatchRule.own, same, runner=RunnerName.graph, max_batch=2, buckets=(2,))
+    ops = TritonOps(engine.machine.parts, 2, SMALL)
+    frame = engine.machine.frame(2)
+    frame.live.fill_(True)
+    frame.hidden.copy_(head[[7, 30]] / model.spec.tensors["final_norm"])
+    ops._live.fill_(2)
+    assert ops.words(frame).tolist() == engine.machine.ops.words(frame).tolist()
+    ops._look(frame, ops._everyone, ops._live)
+    if int(ops._chosen[0]) == 7:
+        assert ops._sums[0, 0] == ops._sums[0, 1]  # the second best is its twin
+
+
+def test_backfill_fills_what_each_row_lacks_and_nothing_else() -> None:
+    beside = Beside("v1.1", [Measure.softmax])
+    executed = torch.tensor([1, 4, 2, 3, 1, 0])
+    before = beside.engine.slots.keys.clone()
+    found = beside.alike(lambda ops: ops.backfill(beside.frame, executed))
+    changed = (found["keys"] != before).any(dim=(2, 3, 4))  # (layers, slots)
+    for row, slot in enumerate(beside.frame.slots[:ROWS].tolist()):
+        assert changed[:, slot].tolist() == [layer > int(executed[row]) for layer in range(1, 5)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name.value)
+def test_a_whole_step(rule: Rule) -> None:
+    beside = Beside("v1.1", list(Measure))
+    found = beside.alike(lambda ops: Program(ops, beside.frame, rule, beside.asked).whole(), *WITHIN)
+    assert len(set(found["said"][1, :ROWS].tolist())) > 1
+
+
+def test_nobody_left_costs_launches_only() -> None:
+    """After the rule has ended a step no kernel changes a number of its rows."""
+    beside = Beside("v1.1", [Measure.softmax])
+    frame = beside.frame
+    frame.depths.fill_(1)
+    beside.triton.layer(1, frame, True)
+    beside.triton.settle(1, frame, RULES[0], False)
+    assert int(frame.active) == 0
+    before = {name: tensor.clone() for name, tensor in beside.state().items()}
+    beside.triton.layer(2, frame, True)
+    beside.triton.settle(2, frame, RULES[0], False)
+    for name, tensor in beside.state().items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_an_engine_of_kernels_says_what_the_twins_say() -> None:
+    policies = {name: confident(measures[0], usual(measures[0])) for name, measures in MEASURES.items()}
+    policies["static"] = Static(2)  # type: ignore[assignment]
+    asked = list(zip(policies.items(), texts(len(policies)), strict=True))
+
+    def answers(swap: bool) -> list[Any]:
+        engine = engine_of(
+            BatchRule.compact, runner=RunnerName.graph, max_batch=4, buckets=(4,), poison=True, overlap=True
+        )
+        if swap:
+            engine.machine.ops = TritonOps(engine.machine.parts, 4, Tiles(n=32, k=32, words=128, keys=16))
+        for (name, policy), text in asked:
+            engine.add_request(text, policy=policy, name=name, max_tokens=3)
+        found = []
+        while engine.has_work:
+            found += engine.step().answers
+        return sorted((each.id, each.tokens, each.crossing_layers) for each in found)
+
+    assert answers(swap=True) == answers(swap=False)
