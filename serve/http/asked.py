@@ -1,6 +1,6 @@
 """What POST /v1/completions takes: OpenAI's fields, those of early exit, and nothing else.
 
-Fields of OpenAI's that are not offered pass with the value that asks for nothing, because clients send them unasked;
+Fields of OpenAI's that are not offered, and those of vLLM's that its clients send, pass with the value that asks for nothing, because clients send them unasked;
 any other value, and any unknown field, is refused by name.
 """
 
@@ -187,6 +187,9 @@ class CompletionRequest(BaseModel):
     logit_bias: Annotated[Any, Only({})] = None
     logprobs: Annotated[Any, Only()] = None
     suffix: Annotated[Any, Only()] = None
+    repetition_penalty: Annotated[Any, Only(1, 1.0)] = None
+    top_k: Annotated[Any, Only(-1, 0)] = None
+    min_p: Annotated[Any, Only(0, 0.0)] = None
 
     @model_validator(mode="after")
     def _together(self) -> "CompletionRequest":

@@ -255,6 +255,9 @@ NEUTRAL: dict[str, tuple[list[Any], list[Any]]] = {
     "frequency_penalty": ([0, 0.0, None], [1, "0"]),
     "logit_bias": ([{}, None], [{"50256": -100}, []]),
     "suffix": ([None], ["", "x"]),
+    "repetition_penalty": ([1, 1.0, None], [1.1, 0, True]),  # of vLLM's, whose benchmark client sends it
+    "top_k": ([-1, 0, None], [1, 50]),
+    "min_p": ([0, 0.0, None], [0.1]),
     "best_of": ([1, None], [2, 0, 10**6, True]),
 }
 
