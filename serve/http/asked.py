@@ -1,7 +1,7 @@
 """What POST /v1/completions takes: OpenAI's fields, those of early exit, and nothing else.
 
-Fields of OpenAI's that are not offered, and those of vLLM's that its clients send, pass with the value that asks for nothing, because clients send them unasked;
-any other value, and any unknown field, is refused by name.
+Fields of OpenAI's that are not offered, and those of vLLM's that its clients send, pass with the value that asks for
+nothing, because clients send them unasked; any other value, and any unknown field, is refused by name.
 """
 
 import json
