@@ -52,6 +52,7 @@ def linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    """x @ weight, of the normed rows or of the rows as they are, into a buffer or onto the residual stream."""
     if tl.program_id(0) * ROWS >= tl.load(active):
         return
     rows, there = _active(active, order, ROWS)
