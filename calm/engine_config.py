@@ -113,6 +113,7 @@ class PeersConfig:
     work: str | None = None  # models and what peers convert them to; default: models/ under environments
     load_timeout: float = 3600.0  # seconds; includes converting and compiling
     call_timeout: float = 600.0
+    merge: list[str] = field(default_factory=list)  # summary.json of earlier runs: one record of all, nothing measured
     seed: int = 0
 
     def __post_init__(self) -> None:

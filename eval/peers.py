@@ -9,7 +9,8 @@ replayed exits. Tokens of everyone are compared with transformers' fp32 first. E
 row must bring exactly the tokens that were asked for. With ``checkpoint=`` a trained model is timed on its articles,
 and a second run to EOS gives ROUGE-L.
 
-A case that is in the run folder already is not measured again: give the same ``hydra.run.dir=`` to go on.
+A case that is in the run folder already is not measured again: give the same ``hydra.run.dir=`` to go on. What was
+measured in several runs becomes one record by ``merge=[A/summary.json,B/summary.json]``.
 """
 
 import json
@@ -51,6 +52,14 @@ class Articles:
 
 def run(config: PeersConfig, run_dir: Path) -> int:
     stamp = Stamp("eval.peers", config)
+    if config.merge:
+        from .peer_merge import merged
+        from .peer_ratios import as_text
+
+        parts = merged(config.merge)
+        say(as_text(parts["ratios"]))
+        finish({**stamp.values(), **parts}, run_dir)
+        return 0
     work = Path(config.work) if config.work else Path(config.environments) / "models"
     missing: dict[str, str] = {}
     if config.checkpoint is not None:

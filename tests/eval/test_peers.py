@@ -12,7 +12,7 @@ import pytest
 from calm.cli import settings
 from calm.config import BatchRule, Head, Measure, RunnerName, TraceKind
 from calm.engine_config import PeersConfig
-from calm.errors import CalmError, CheckpointError, ConfigError
+from calm.errors import CalmError, CheckpointError, ConfigError, DataError
 from eval import clocks, peer_plan, peers
 from eval.peer_case import Model, drawn_depths
 from eval.peer_crew import Crew
@@ -289,3 +289,26 @@ def test_real_peers_answer_alike_and_give_what_is_asked(tmp_path: Path) -> None:
             for tokens in (1, 8, 40):
                 crew.decoder(entrant.worker, entrant.variant, 3)(tokens)
     assert (tmp_path / "store" / "ctranslate2-int8").is_dir()
+
+
+def record(path: Path, batch: int, **others: Any) -> str:
+    rows = [row | {"batch": batch} for row in table()]
+    values = {"started": "", "wall_s": 1.0, "argv": [f"batches=[{batch}]"], "config": {}, "environment": {}}
+    told = {"program": "eval.peers", **values, "ratios": rows, "cases": [{"batch": batch}], "missing": {}, **others}
+    path.write_text(json.dumps(told))
+    return str(path)
+
+
+def test_records_of_several_runs_become_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = [record(tmp_path / "a.json", 1), record(tmp_path / "b.json", 8, missing={"small-s1-b8": "noise"})]
+    assert peers.run(PeersConfig(merge=parts), tmp_path) == 0
+    told = json.loads((tmp_path / "summary.json").read_text())
+    assert [run["argv"] for run in told["runs"]] == [["batches=[1]"], ["batches=[8]"]]
+    assert {row["batch"] for row in told["ratios"]} == {1, 8} and len(told["ratios"]) == 2 * len(table())
+    assert told["cases"] == [{"batch": 1}, {"batch": 8}] and told["missing"] == {"small-s1-b8": "noise"}
+    capsys.readouterr()
+    with pytest.raises(ConfigError, match="both have"):
+        peers.run(PeersConfig(merge=[parts[0], parts[0]]), tmp_path)
+    (tmp_path / "c.json").write_text("{}")
+    with pytest.raises(DataError, match="is no summary.json of eval.peers"):
+        peers.run(PeersConfig(merge=[str(tmp_path / "c.json")]), tmp_path)
