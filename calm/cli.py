@@ -35,6 +35,7 @@ _PATHS = (
     "from_log",
     "api_key_file",
     "prompts",
+    "records",
 )
 _OVERRIDES = "overrides.json"
 _CONFIG_DIR = ("--config-dir", "-cd")

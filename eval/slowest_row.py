@@ -1,0 +1,181 @@
+"""How long a batch waits for its slowest row, from recorded answers: nothing is decoded.
+
+    python -m eval.slowest_row records=results/debian_tiny
+
+Batches of articles are drawn, their rows begin together, and nobody takes the place of a row that has ended. At each
+position the rows that still run stop where the rule says: ``sync`` where the last one crosses (Algorithm 1 of arXiv
+2407.20272), ``quantile`` where a share of them has crossed; ``own`` is each row's own crossing, which the row-exact
+rules keep. Mixtures are of hard rows (the half of the articles whose tokens cross latest) and easy ones. Intervals are
+over the draws. Writes summary.json, rows.parquet and the figure.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from calm.cli import program
+from calm.errors import CalmError, ConfigError
+from calm.experiment_config import SlowestRowConfig
+
+from .common import Stamp, can_draw, finish, plain, say
+from .recorded import Recorded, read_records
+from .tables import aligned
+from .trials import Ledger, Trial
+
+OWN, SYNC = "own", "sync"
+SHOWN = ("row", "batch", "rule", "layers", "stops_early", "involuntary")
+UNFINISHED = 5  # exit status: a trial failed
+
+
+def run(config: SlowestRowConfig, run_dir: Path) -> int:
+    stamp, recorded = Stamp("eval.slowest_row", config), read_records(config.records)
+    asked = {**plain(config), "records": recorded.summary["started"]}
+    found = Ledger(run_dir, asked).run(list(trials(config, recorded)), "slowest row", say)
+    if not found.rows:
+        raise CalmError("; ".join(f"{name}: {why}" for name, why in found.failed.items()))
+    write_rows(run_dir / "rows.parquet", found.rows)
+    figures = draw(found.rows, recorded.num_layers, run_dir)
+    shown = [row for row in found.rows if row["hard_share"] is None]
+    say("\n".join(aligned([SHOWN, *(tuple(_shown(row[name]) for name in SHOWN) for row in shown)], left=1)))
+    summary = {
+        **stamp.values(),
+        "records": str(recorded.folder),
+        "num_layers": recorded.num_layers,
+        "rows": found.rows,
+        "failed": found.failed,
+        "figures": figures,
+    }
+    finish(summary, run_dir)
+    return UNFINISHED if found.failed else 0
+
+
+def trials(config: SlowestRowConfig, recorded: Recorded) -> Iterator[Trial]:
+    """A row of the table at a batch size, plain and mixed.
+
+    Raises:
+        ConfigError: a row that the table has not, or none is certified.
+    """
+    names = config.rows or recorded.certified
+    if not names:
+        raise ConfigError(f"no row of {recorded.folder} is certified; name some with rows=[...]")
+    unknown = [name for name in names if name not in recorded.crossing]
+    if unknown:
+        raise ConfigError(f"rows: {unknown[0]!r} is none of {', '.join(recorded.crossing)}")
+    for name in names:
+        mixed = [(batch, share) for batch in config.mixed_batches for share in config.hard_shares]
+        for batch, share in [*((batch, None) for batch in config.batches), *mixed]:
+            values = {"row": name, "batch": batch, "hard_share": share}
+            yield Trial(values, lambda n=name, b=batch, s=share: waiting(config, recorded, n, b, s))  # type: ignore[misc]
+
+
+def waiting(
+    config: SlowestRowConfig, recorded: Recorded, name: str, batch: int, hard_share: float | None
+) -> list[dict[str, Any]]:
+    """A record for each rule.
+
+    Raises:
+        CalmError: there are fewer articles than a batch has rows.
+    """
+    crossing = recorded.crossing[name]
+    draw = np.random.default_rng([config.seed, batch, round(1000 * (hard_share or 0)), hard_share is not None])
+    groups = drawn(crossing, batch, hard_share, config.draws, draw)
+    rules = {OWN: None, SYNC: 1.0, **{f"quantile {share:g}": share for share in config.quantiles}}
+    return [{"rule": rule, **stopping(crossing[groups], share, recorded.num_layers)} for rule, share in rules.items()]
+
+
+def drawn(
+    crossing: Int[np.ndarray, "articles tokens"],
+    batch: int,
+    hard_share: float | None,
+    draws: int,
+    generator: np.random.Generator,
+) -> Int[np.ndarray, "draws batch"]:
+    """Articles of each batch, no article twice in one."""
+    depth = crossing.sum(axis=1) / np.maximum(1, (crossing > 0).sum(axis=1))
+    order = np.argsort(depth, kind="stable")
+    pools, counts = [order], [batch]
+    if hard_share is not None:
+        half = len(order) // 2
+        hard = math.floor(hard_share * batch + 0.5)
+        pools, counts = [order[:half], order[half:]], [batch - hard, hard]
+    for pool, count in zip(pools, counts, strict=True):
+        if count > len(pool):
+            raise CalmError(f"a batch of {batch} needs {count} articles of {len(pool)}")
+    return np.stack(
+        [
+            np.concatenate(
+                [generator.choice(pool, count, replace=False) for pool, count in zip(pools, counts, strict=True)]
+            )
+            for _ in range(draws)
+        ]
+    )
+
+
+def stopping(crossing: Int[np.ndarray, "draws batch tokens"], share: float | None, num_layers: int) -> dict[str, float]:
+    """Means over tokens of where they stop, and their 95 % intervals over the draws.
+
+    Returns:
+        ``layers``: that a token runs; ``stops_early``: share of the tokens whose step ends below the last layer;
+        ``involuntary``: share of the tokens that speak before they have crossed.
+    """
+    live = crossing > 0
+    if share is None:
+        stop = crossing
+    else:
+        ahead = np.sort(np.where(live, crossing, num_layers + 1), axis=1)
+        wanted = np.ceil(share * live.sum(axis=1)).astype(np.int64) - 1
+        stop = np.take_along_axis(ahead, np.maximum(wanted, 0)[:, None, :], axis=1)
+        stop = np.broadcast_to(stop, crossing.shape)
+    tokens = live.sum(axis=(1, 2))
+    found: dict[str, float] = {}
+    for name, values in (
+        ("layers", stop),
+        ("stops_early", stop < num_layers),
+        ("involuntary", crossing > stop),
+    ):
+        sums = np.where(live, values, 0).sum(axis=(1, 2))
+        mean, low, high = interval(sums / tokens, tokens)
+        found |= {name: mean, f"{name}_low": low, f"{name}_high": high}
+    return found
+
+
+def interval(values: np.ndarray, weights: np.ndarray) -> tuple[float, float, float]:
+    """Mean of all tokens and its 95 % interval, of values of draws that have so many tokens each."""
+    mean = float((values * weights).sum() / weights.sum())
+    half = 1.96 * float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return mean, mean - half, mean + half
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    import pandas as pd
+
+    pd.DataFrame(list(rows)).to_parquet(path, compression="zstd")
+
+
+def draw(rows: Sequence[dict[str, Any]], num_layers: int, run_dir: Path) -> list[str]:
+    """The figure as PNG and PDF; nothing where matplotlib is not installed."""
+    if not can_draw():
+        return []
+    import pandas as pd
+
+    from calm.report_plots import plot_slowest_row
+
+    axes = plot_slowest_row(pd.DataFrame(list(rows)), num_layers)
+    names = [f"slowest_row.{kind}" for kind in ("png", "pdf")]
+    for name in names:
+        axes[0].figure.savefig(run_dir / name, dpi=150, metadata={"CreationDate": None} if name[-1] == "f" else None)
+    return names
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+main = program("slowest_row", SlowestRowConfig, run)
+
+if __name__ == "__main__":
+    main()
