@@ -54,8 +54,12 @@ def test_one_that_fails_says_why_and_is_tried_again(tmp_path: Path) -> None:
 def test_one_that_was_running_when_the_process_ended_is_measured_anew(tmp_path: Path) -> None:
     calls: list[str] = []
     ledger = Ledger(tmp_path, {})
+
+    def stopped() -> Any:
+        raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        ledger.run([counted(calls, "a", [{"value": 1}]), Trial({"name": "b"}, lambda: (_ for _ in ()).throw(KeyboardInterrupt))], "t", silent)  # fmt: skip
+        ledger.run([counted(calls, "a", [{"value": 1}]), Trial({"name": "b"}, stopped)], "t", silent)
     assert json.loads((ledger.folder / "b.json").read_text())["state"] == "running"
     trials = [counted(calls, "a"), Trial({"name": "b"}, lambda: [{"value": 3}])]
     found = Ledger(tmp_path, {}).run(trials, "t", silent)
