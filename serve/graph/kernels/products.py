@@ -25,6 +25,37 @@ def _normed(values, norm, at, inside, scale):
 
 
 @triton.jit
+def _product(
+    x,
+    rows,
+    there,
+    norm,
+    scale,  # of each row, 1 / root mean square, where NORMED
+    factor,  # of the normed rows
+    weight,
+    cols,
+    known,  # columns that there are
+    k,
+    NORMED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Rows of ``x``, normed or as they are, by rows ``cols`` of ``weight``: (ROWS, BLOCK_N), summed in fp32."""
+    total = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
+    for start in range(0, k, BLOCK_K):
+        at = start + tl.arange(0, BLOCK_K)
+        inside = at < k
+        values = tl.load(x + rows[:, None] * k + at[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+        by = tl.load(weight + cols[:, None] * k + at[None, :], mask=known[:, None] & inside[None, :], other=0.0)
+        if NORMED:
+            values = _normed(values, norm, at, inside, scale)
+            values = (values.to(tl.float32) * factor).to(values.dtype)
+        total = tl.dot(values.to(by.dtype), tl.trans(by), total, input_precision="ieee")
+    return total
+
+
+@triton.jit
 def _active(active, order, ROWS: tl.constexpr):
     """Rows of this program's tile, and which of them are there; the count of those that run."""
     many = tl.load(active)
@@ -60,15 +91,7 @@ def linear_kernel(
     scale = tl.zeros((ROWS,), dtype=tl.float32)
     if NORMED:
         scale = tl.rsqrt(_mean_square(x, rows, there, k, BLOCK_K, ROWS) + eps)
-    total = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
-    for start in range(0, k, BLOCK_K):
-        at = start + tl.arange(0, BLOCK_K)
-        inside = at < k
-        values = tl.load(x + rows[:, None] * k + at[None, :], mask=there[:, None] & inside[None, :], other=0.0)
-        if NORMED:
-            values = _normed(values, norm, at, inside, scale)
-        by = tl.load(weight + cols[:, None] * k + at[None, :], mask=(cols < n)[:, None] & inside[None, :], other=0.0)
-        total = tl.dot(values.to(by.dtype), tl.trans(by), total, input_precision="ieee")
+    total = _product(x, rows, there, norm, scale, 1.0, weight, cols, cols < n, k, NORMED, ROWS, BLOCK_N, BLOCK_K)
     target = out + rows[:, None] * n + cols[None, :]
     write = there[:, None] & (cols < n)[None, :]
     if HOLDS:
@@ -109,19 +132,13 @@ def qkv_kernel(
     one = heads * WIDTH
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     scale = tl.rsqrt(_mean_square(x, rows, there, k, BLOCK_K, ROWS) + eps)
-    total = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
-    for start in range(0, k, BLOCK_K):
-        at = start + tl.arange(0, BLOCK_K)
-        inside = at < k
-        part = there[:, None] & inside[None, :]
-        hidden = tl.load(x + rows[:, None] * k + at[None, :], mask=part, other=0.0)
-        if tl.program_id(1) == 0:
-            tl.store(previous + rows[:, None] * k + at[None, :], hidden, mask=part)
-        normed = _normed(hidden, norm, at, inside, scale)
-        by = tl.load(
-            weight + cols[:, None] * k + at[None, :], mask=(cols < 3 * one)[:, None] & inside[None, :], other=0.0
-        )
-        total = tl.dot(normed.to(by.dtype), tl.trans(by), total, input_precision="ieee")
+    if tl.program_id(1) == 0:
+        for start in range(0, k, BLOCK_K):
+            at = start + tl.arange(0, BLOCK_K)
+            part = there[:, None] & (at < k)[None, :]
+            kept = rows[:, None] * k + at[None, :]
+            tl.store(previous + kept, tl.load(x + kept, mask=part, other=0.0), mask=part)
+    total = _product(x, rows, there, norm, scale, 1.0, weight, cols, cols < 3 * one, k, True, ROWS, BLOCK_N, BLOCK_K)
     which, within = cols // one, cols % one
     slot = tl.load(slots + rows, mask=there, other=0)
     step = tl.load(steps + rows, mask=there, other=0)
@@ -169,21 +186,10 @@ def inner_kernel(
     rows, there = _active(active, order, ROWS)
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     scale = tl.rsqrt(_mean_square(x, rows, there, k, BLOCK_K, ROWS) + eps)
-    total = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
-    gates = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
-    for start in range(0, k, BLOCK_K):
-        at = start + tl.arange(0, BLOCK_K)
-        inside = at < k
-        values = tl.load(x + rows[:, None] * k + at[None, :], mask=there[:, None] & inside[None, :], other=0.0)
-        normed = _normed(values, norm, at, inside, scale)
-        part = (cols < n)[:, None] & inside[None, :]
-        by = tl.load(up + cols[:, None] * k + at[None, :], mask=part, other=0.0)
-        total = tl.dot(normed.to(by.dtype), tl.trans(by), total, input_precision="ieee")
-        if GATED:
-            by = tl.load(gate + cols[:, None] * k + at[None, :], mask=part, other=0.0)
-            gates = tl.dot(normed.to(by.dtype), tl.trans(by), gates, input_precision="ieee")
+    total = _product(x, rows, there, norm, scale, 1.0, up, cols, cols < n, k, True, ROWS, BLOCK_N, BLOCK_K)
     kind = up.dtype.element_ty
     if GATED:  # each product is rounded as it would be if it were stored
+        gates = _product(x, rows, there, norm, scale, 1.0, gate, cols, cols < n, k, True, ROWS, BLOCK_N, BLOCK_K)
         inner = _activated(gates.to(kind).to(tl.float32), ACTIVATION).to(kind).to(tl.float32)
         inner = inner * total.to(kind).to(tl.float32)
     else:
@@ -223,17 +229,8 @@ def backfill_kernel(
     one = heads * WIDTH
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     scale = tl.rsqrt(_mean_square(x, rows, there, k, BLOCK_K, ROWS) + eps)
-    total = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
-    weight = weights + layer.to(tl.int64) * 2 * one * k
-    for start in range(0, k, BLOCK_K):
-        at = start + tl.arange(0, BLOCK_K)
-        inside = at < k
-        hidden = tl.load(x + rows[:, None] * k + at[None, :], mask=there[:, None] & inside[None, :], other=0.0)
-        normed = _normed(hidden, norms + layer * k, at, inside, scale)
-        by = tl.load(
-            weight + cols[:, None] * k + at[None, :], mask=(cols < 2 * one)[:, None] & inside[None, :], other=0.0
-        )
-        total = tl.dot(normed.to(by.dtype), tl.trans(by), total, input_precision="ieee")
+    weight, norm = weights + layer.to(tl.int64) * 2 * one * k, norms + layer * k
+    total = _product(x, rows, there, norm, scale, 1.0, weight, cols, cols < 2 * one, k, True, ROWS, BLOCK_N, BLOCK_K)
     which, within = cols // one, cols % one
     slot = tl.load(slots + rows, mask=there, other=0)
     step = tl.load(steps + rows, mask=there, other=0)

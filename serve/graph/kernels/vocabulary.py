@@ -7,7 +7,7 @@ exponentials and the sum of exponentials times logits.
 import triton
 import triton.language as tl
 
-from .products import _active, _mean_square, _normed
+from .products import _active, _mean_square, _product
 
 STATS = 5  # best logit, its word, second logit, sum of exp(logit - best), sum of exp(logit - best) * logit
 
@@ -37,15 +37,7 @@ def words_kernel(
     words = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     known = words < vocab
     scale = tl.rsqrt(_mean_square(x, rows, there, k, BLOCK_K, ROWS) + eps)
-    total = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
-    for start in range(0, k, BLOCK_K):
-        at = start + tl.arange(0, BLOCK_K)
-        inside = at < k
-        hidden = tl.load(x + rows[:, None] * k + at[None, :], mask=there[:, None] & inside[None, :], other=0.0)
-        normed = _normed(hidden, norm, at, inside, scale)
-        by = tl.load(weight + words[:, None] * k + at[None, :], mask=known[:, None] & inside[None, :], other=0.0)
-        scaled = (normed.to(tl.float32) * head_scale).to(by.dtype)
-        total = tl.dot(scaled, tl.trans(by), total, input_precision="ieee")
+    total = _product(x, rows, there, norm, scale, head_scale, weight, words, known, k, True, ROWS, BLOCK_N, BLOCK_K)
     logits = total.to(weight.dtype.element_ty).to(tl.float32)  # rounded as they would be if they were stored
     broken = tl.max((logits != logits).to(tl.int32), axis=1) > 0  # its sums say so; maxima are taken of numbers
     logits = tl.where(known[None, :] & (logits == logits), logits, float("-inf"))
