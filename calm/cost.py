@@ -38,8 +38,8 @@ class CostTable:
             who leaves where nobody does; ``pack`` letting rows out of the bucket; ``join`` into the bucket;
             ``resume`` of parked rows, where it costs anything; ``merge`` and, for each part, ``part``: bringing a wave
             together that rows had left; ``head``, and ``early_head`` where confidences that read the head let every
-            row out; ``read`` of the tokens; ``backfill:3`` of three
-            layers; ``encode`` of one call, by padded source length;
+            row out; ``read`` of the tokens; ``backfill:3`` of three layers; ``idle`` a layer that no row runs any more,
+            where it costs anything; ``encode`` of one call, by padded source length;
             of size 1: ``admit`` a row, ``end`` a row, ``move`` a row to another slot, ``step`` and ``row``: what
             the host does per step and per token.
         repeats: of which each entry is the median.

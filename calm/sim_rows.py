@@ -53,6 +53,9 @@ class Setting:
             on the rows that it has and fills in only those that need it.
         padded_calls: sources go into encoder calls of one shape; else any go together (the native runner).
         parks: rows may wait for company between two layers (all runners but graph).
+        one_piece: layers after the end of a step are passed through all the same, and the head and backfill are one
+            call each (the graph runner).
+        overlaps: what the host does for a step is hidden behind the device's part of the next, or the other way round.
         cross_cache_rows, cross_cache_tokens: sources whose cross K/V is kept, and tokens of all of them (None: any).
     """
 
@@ -68,6 +71,8 @@ class Setting:
     packed: bool = True
     padded_calls: bool = True
     parks: bool = True
+    one_piece: bool = False
+    overlaps: bool = False
 
     def bucket(self, rows: int) -> int:
         return bucket_of(self.buckets, rows)

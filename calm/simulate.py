@@ -129,6 +129,14 @@ class SimWave:
         for row in rows:
             emission = min(row.depth, self.layer) if self.rule.holds else self.layer
             self.spoken.append((row, emission, emission if self.rule.leaves else self.layer))
+        ends = [executed for _, _, executed in self.spoken]
+        if self.engine.setting.one_piece:
+            pay("head", "head", len(rows))
+            pay("read", "read", len(rows))
+            pay("layers", "idle", len(rows), last - self.layer)
+            if min(ends) < last:
+                pay("backfill", backfilling(last - min(ends)), len(rows))
+            return
         early = sum(row.asks_head and row.depth <= self.layer and emission < last for row, emission, _ in self.spoken)
         late = len(rows) - early
         if self.engine.setting.packed:
@@ -138,7 +146,6 @@ class SimWave:
                 if count:
                     pay("head", name, count)
         pay("read", "read", self.bucket)
-        ends = [executed for _, _, executed in self.spoken]
         if self.engine.setting.packed:
             if min(ends) < last:
                 pay("backfill", backfilling(last - min(ends)), self.bucket)
@@ -238,6 +245,8 @@ class SimEngine:
             if not isinstance(self._rule, Rule):
                 self._rule.saw([row.depth for row, _, _ in wave.spoken], [row.number for row, _, _ in wave.spoken])
             tokens = self._take(wave)
+            if self.setting.overlaps and rule.row_exact:
+                self._overlap()
         self._move_together()
         parked = sum(wave.size for wave in self.parked)
         ran = tuple(self.layers)
@@ -289,6 +298,13 @@ class SimEngine:
         row.slot = next(slot for slot in range(self.setting.buckets[-1]) if slot not in self.taken)
         self.taken.add(row.slot)
         self.running.append(row)
+
+    def _overlap(self) -> None:
+        """Host and device work side by side: the shorter of the two takes no time of its own."""
+        host = sum(self._seconds.get(phase, 0.0) for phase in ("host", "read"))
+        device = sum(self._seconds.get(phase, 0.0) for phase in ("start", "layers", "checks", "head", "backfill"))
+        self._seconds["overlapped"] = -min(host, device)
+        self.now -= min(host, device)
 
     def _pick(self) -> Rule:
         self._asked = frozenset[Measure]().union(*(row.trace.measures for row in self.running))

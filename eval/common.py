@@ -106,11 +106,10 @@ def choose_runner(name: DecoderName, runner: RunnerName, device: str) -> dict[st
     """
     if name is not DecoderName.engine:
         return {"runner": RunnerName.eager}
-    from serve.backend import pick
-    from serve.native.build import kernels
+    from serve.backend import pick, runner_kernels
 
     found = pick(runner, device.split(":")[0])
-    return {"runner": found, "kernels": kernels() if found is RunnerName.native else ""}
+    return {"runner": found, "kernels": runner_kernels(found, device)}
 
 
 @contextmanager

@@ -4,13 +4,17 @@
     python -m eval.gpu_check parts=correctness,ceilings seconds=300
     python -m eval.gpu_check device=cpu shapes=tiny,tiny  # a rehearsal: the same parts, and no figure of a GPU
 
-The record is written after every part, so that what was measured stays if the time ends or a part fails; a part that
-did not run says why. Needs torch, Triton and transformers, and nothing that configures programs.
+Each part runs in a process of its own, for after a fault a CUDA context is of no use, and is ended when the time is
+over. The record is written after every part, so that what was measured stays; a part that did not run says why, and one
+that an earlier run of the same code measured is kept. Needs torch, Triton and transformers, and nothing that configures
+programs.
 """
 
 import json
 import logging
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -36,9 +40,10 @@ class Asked:
 
     Attributes:
         parts: in order; empty: all.
-        seconds: after which no further part begins.
+        seconds: of the whole run.
         shapes: the small and the large one that are timed.
         out: folder of the record.
+        record: of the process of one part: the file that it leaves.
     """
 
     device: str = "cuda"
@@ -46,6 +51,7 @@ class Asked:
     seconds: float = 540.0
     shapes: list[str] = field(default_factory=lambda: ["small", "base"])
     out: Path = Path("results/gpu")
+    record: Path | None = None
 
     @property
     def rehearsal(self) -> bool:
@@ -69,6 +75,8 @@ def asked_for(argv: Sequence[str], known: Sequence[str]) -> Asked:
                 asked.shapes = value.split(",")
             case "out" if value:
                 asked.out = Path(value)
+            case "record" if value and len(asked.parts) == 1:
+                asked.record = Path(value)
             case _:
                 raise ConfigError(
                     f"{each!r:.80} is not understood; give device=cuda|cpu, parts={','.join(known)}, seconds=NUMBER, "
@@ -86,6 +94,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CalmError as error:
         logger.error("error: %s", error)
         return 2
+    if asked.record is not None:
+        write_json(asked.record, _measured(asked.parts[0], asked))
+        return 0
     return run(asked)
 
 
@@ -96,24 +107,25 @@ def run(asked: Asked) -> int:
     from .gpu_parts import PARTS
 
     began = time.perf_counter()
-    parts: dict[str, dict[str, Any]] = {name: {"status": NOT_MEASURED, "why": "not asked for"} for name in PARTS}
     summary: dict[str, Any] = {
         "program": "eval.gpu_check",
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "rehearsal": asked.rehearsal,
         "environment": environment(),
-        "parts": parts,
     }
+    parts: dict[str, dict[str, Any]] = {name: {"status": NOT_MEASURED, "why": "not asked for"} for name in PARTS}
+    parts |= _kept(asked, summary)
+    summary["parts"] = parts
     missing = not asked.rehearsal and not torch.cuda.is_available()
     for name in asked.parts or PARTS:
         gone = time.perf_counter() - began
         if missing:
             parts[name] = {"status": NOT_MEASURED, "why": "torch sees no CUDA device"}
-        elif gone > asked.seconds:
+        elif gone >= asked.seconds:
             parts[name] = {"status": NOT_MEASURED, "why": f"{gone:.0f} s were over before it could begin"}
         else:
             say(f"{name}: begins after {gone:.0f} s")
-            parts[name] = _measured(name, asked)
+            parts[name] = _in_a_process(name, asked, asked.seconds - gone)
             say(f"{name}: {parts[name]['status']} {parts[name].get('why', '')}".rstrip())
         summary["goals"] = goals_of(parts, asked)
         summary["wall_s"] = round(time.perf_counter() - began, 3)
@@ -125,9 +137,43 @@ def run(asked: Asked) -> int:
     return 0 if all(parts[name]["status"] == "measured" for name in asked.parts or PARTS) else FAILED
 
 
+def _kept(asked: Asked, summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Parts that an earlier run of the same code, on the same kind of device, has measured."""
+    try:
+        before = json.loads((asked.out / "summary.json").read_text("utf-8"))
+        same = before["environment"]["git"] == summary["environment"]["git"]
+        same = same and before["environment"]["gpu"] == summary["environment"]["gpu"]
+        if not same or before["rehearsal"] != asked.rehearsal:
+            return {}
+        return {name: part for name, part in before["parts"].items() if part["status"] == "measured"}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _in_a_process(name: str, asked: Asked, seconds: float) -> dict[str, Any]:
+    """A part's record, from a process of its own that has so many seconds."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder) / "record.json"
+        command = [
+            sys.executable, "-m", "eval.gpu_check", f"parts={name}", f"device={asked.device}",
+            f"shapes={','.join(asked.shapes)}", f"out={asked.out}", f"record={record}",
+        ]  # fmt: skip
+        try:
+            code = subprocess.run(command, timeout=seconds).returncode
+            found: dict[str, Any] = json.loads(record.read_text("utf-8"))
+            return found
+        except subprocess.TimeoutExpired:
+            why = f"it was ended after {time.perf_counter() - began:.0f} s, when the time was over"
+        except (OSError, ValueError):
+            why = f"its process ended with status {code} and left no record"
+    return {"status": "failed", "why": why, "seconds": round(time.perf_counter() - began, 3)}
+
+
 def _measured(name: str, asked: Asked) -> dict[str, Any]:
-    """A part's record; one that raises says what, and the others go on."""
+    """A part's record, in this process; one that raises says what."""
     from .gpu_parts import PARTS
+    from .serving_run import finite
 
     began = time.perf_counter()
     try:
@@ -137,7 +183,8 @@ def _measured(name: str, asked: Asked) -> dict[str, Any]:
         place = traceback.extract_tb(error.__traceback__)[-1]
         said = " ".join(str(error).split())[:400]
         found = {"status": "failed", "why": f"{type(error).__name__} at {Path(place.filename).name}: {said}"}
-    return {**found, "seconds": round(time.perf_counter() - began, 3)}
+    told: dict[str, Any] = finite({**found, "seconds": round(time.perf_counter() - began, 3)})
+    return told
 
 
 def goals_of(parts: dict[str, dict[str, Any]], asked: Asked) -> list[dict[str, Any]]:
@@ -148,16 +195,17 @@ def goals_of(parts: dict[str, dict[str, Any]], asked: Asked) -> list[dict[str, A
     for goal, (part, least, of) in GOALS.items():
         value = None
         if parts[part]["status"] == "measured" and not asked.rehearsal:
-            value = of(parts[part])
+            try:
+                value = of(parts[part])
+            except (KeyError, StopIteration):  # of another shape
+                value = None
         found.append({"goal": goal, "asked": least, "measured": value})
     return found
 
 
 def _write(summary: dict[str, Any], asked: Asked) -> None:
-    from .serving_run import finite
-
     asked.out.mkdir(parents=True, exist_ok=True)
-    write_json(asked.out / "summary.json", finite(summary))
+    write_json(asked.out / "summary.json", summary)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,14 @@ import torch
 from calm.config import BatchRule, Measure, RunnerName, Stepping, TraceKind
 from calm.engine_config import ServingConfig
 from calm.errors import CalmError
+from calm.near_ties import Reference, Told, parts_at
 from calm.policies import Confident, Full, Policy, Static
 from calm.records import Example
 from calm.thresholds import ThresholdSchedule
 from serve.engine import Engine
 from serve.graph.frame import GIVEN
 from serve.graph.machine import GraphMachine
+from serve.graph.ops import TorchOps
 from serve.graph.stepping import branches
 
 Record = dict[str, Any]
@@ -26,19 +28,92 @@ SOURCE = 512
 SAME, NEAR = "same", "near-tie"
 
 
+@torch.inference_mode()
+def kernels(device: str, shapes: Sequence[str], out: Path) -> Record:
+    """What the device runs, verb by verb, beside plain torch on the same numbers: tiny and the small shape."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    found: Record = {}
+    for shape in dict.fromkeys(("tiny", shapes[0])):
+        for dtype, bound in ((torch.float32, 1e-4), (torch.bfloat16, 3e-2)):
+            for verb, error in _beside(shape, dtype, device).items():
+                name = f"{shape} {str(dtype).removeprefix('torch.')} {verb}"
+                found[name] = error
+                if not error <= bound:
+                    raise CalmError(f"{name}: off by {error:.2g} of its size, more than {bound:g} ({found})")
+    return {"relative_errors": found}
+
+
+def _beside(shape: str, dtype: torch.dtype, device: str) -> dict[str, float]:
+    """Relative error of each verb's results, over rows that run, in the middle of an answer."""
+    from .shapes import random_sources, served_shape
+
+    model = served_shape(shape, dtype, SOURCE, 128, 0, device)
+    engine = Engine(model, runner=RunnerName.graph, max_batch=8, buckets=(8,), cross_cache_rows=0)
+    policy = Confident(Measure.state, ThresholdSchedule(0.9999, length=128))
+    for ids in random_sources(model.spec.vocab_size, 7, 100):
+        engine.add_request(ids, policy=policy, ignore_eos=True, max_tokens=64)
+    for _ in range(12):
+        engine.step()
+    machine, slots, rows = engine.machine, engine.slots, engine._running
+    machine.forget()
+    frame, parts = machine.frame(8), machine.parts
+    machine.hand_over(frame, rows, [row.step for row in rows], [False] * len(rows)).send(frame)
+    machine.ops.begin(frame)
+    asked = ((Measure.softmax, 0), (Measure.state, 0))
+    executed = torch.full_like(frame.layers, 1).expand(8).contiguous()
+    verbs: dict[str, Callable[[TorchOps], object]] = {
+        "layer": lambda ops: ops.layer(2, frame, True),
+        "confide": lambda ops: ops.confide(2, frame, asked, True),
+        "backfill": lambda ops: ops.backfill(frame, executed),
+        "words": lambda ops: frame.said[0].copy_(ops.words(frame)),
+    }
+    state = {"hidden": frame.hidden, "confidence": frame.confidence, "keys": slots.keys, "values": slots.values}
+    errors: dict[str, float] = {}
+    for verb, act in verbs.items():
+        before = {name: tensor.clone() for name, tensor in state.items()}
+        results = []
+        for ops in (TorchOps(parts), machine.ops):
+            act(ops)
+            results.append({name: _of_rows(name, tensor, len(rows)) for name, tensor in state.items()})
+            for name, tensor in state.items():
+                tensor.copy_(before[name])
+        worst = max(_error(results[1][name], right) for name, right in results[0].items())
+        errors[verb] = worst
+    return errors
+
+
+def _of_rows(name: str, tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """A copy of what belongs to rows that are there."""
+    return (tensor[:, :-1] if name in ("keys", "values") else tensor[:count]).float().clone()
+
+
+def _error(found: torch.Tensor, right: torch.Tensor) -> float:
+    """Distance by size, numbers that are none left out on both sides."""
+    numbers = right.isfinite() & found.isfinite()
+    if not torch.equal(right.isfinite(), found.isfinite()):
+        return float("inf")
+    size = right[numbers].norm()
+    return float((found[numbers] - right[numbers]).norm() / size) if float(size) > 0 else 0.0
+
+
 def correctness(device: str, shapes: Sequence[str], out: Path) -> Record:
     """Row-exact rules against decode_one in fp32, by every way of stepping; and how many tokens bf16 changes."""
     from .shapes import random_model
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    reference, rows = random_model("tiny", 32, LENGTH), _rows(200)
-    policies = dict(_policies(reference, rows))
+    model, rows = random_model("tiny", 32, LENGTH), _rows(200)
+    policies = dict(_policies(model, rows))
+    decoder = Reference(model, record_confidences=True)
+    told = {name: [decoder.tell(row, policy) for row in rows] for name, policy in policies.items()}
     counts: dict[str, dict[str, int]] = {}
     for stepping in _steppings(device):
         for rule in (BatchRule.own, BatchRule.compact):
-            engine = _engine(reference, device, torch.float32, rule, stepping)
-            counts[f"{stepping.value} {rule.value}"] = _compared(engine, reference, rows, policies)
-    changed = _changed_by_bf16(reference, device, rows, policies)
+            engine = _engine(device, torch.float32, rule, stepping)
+            counts[f"{stepping.value} {rule.value}"] = _compared(engine, rows, policies, told)
+    twins = _engine(device, torch.float32, BatchRule.own, Stepping.whole)
+    twins.machine.ops = TorchOps(twins.machine.parts)  # tells a fault of the kernels from one of the capture
+    counts["twins whole own"] = _compared(twins, rows, policies, told)
+    changed = _changed_by_bf16(device, rows, policies)
     wrong = sum(each["different"] for each in counts.values())
     if wrong:
         raise CalmError(f"{wrong} answers differ from decode_one's and no near-tie excuses them: {counts}")
@@ -76,7 +151,7 @@ def _steppings(device: str) -> list[Stepping]:
     return [*found, Stepping.branches] if device == "cuda" and branches() else found
 
 
-def _engine(model: Any, device: str, dtype: torch.dtype, rule: BatchRule, stepping: Stepping) -> Engine:
+def _engine(device: str, dtype: torch.dtype, rule: BatchRule, stepping: Stepping) -> Engine:
     from serve.model import served
 
     from .shapes import random_model
@@ -90,28 +165,22 @@ def _engine(model: Any, device: str, dtype: torch.dtype, rule: BatchRule, steppi
 
 
 def _compared(
-    engine: Engine, reference: Any, rows: Sequence[Example], policies: Mapping[str, Policy]
+    engine: Engine, rows: Sequence[Example], policies: Mapping[str, Policy], told: Mapping[str, Sequence[Told]]
 ) -> dict[str, int]:
     """How many answers are the reference's, how many a near-tie excuses, and how many are neither."""
-    from calm.near_ties import Reference, parts_at
-
-    decoder = Reference(reference, record_confidences=True)
     counts = {SAME: 0, NEAR: 0, "different": 0}
-    for policy in policies.values():
-        for row, answer in zip(rows, engine.generate([row.source for row in rows], policy=policy), strict=True):
-            told = decoder.tell(row, policy)
-            first = parts_at((answer.tokens, answer.crossing_layers), (told.trace.tokens, told.trace.crossing_layers))
-            counts[SAME if first is None else NEAR if told.nearly(first) else "different"] += 1
+    for name, policy in policies.items():
+        answers = engine.generate([row.source for row in rows], policy=policy)
+        for answer, right in zip(answers, told[name], strict=True):
+            theirs = right.trace.tokens, right.trace.crossing_layers
+            first = parts_at((answer.tokens, answer.crossing_layers), theirs)
+            counts[SAME if first is None else NEAR if right.nearly(first) else "different"] += 1
     return counts
 
 
-def _changed_by_bf16(
-    model: Any, device: str, rows: Sequence[Example], policies: Mapping[str, Policy]
-) -> dict[str, float]:
+def _changed_by_bf16(device: str, rows: Sequence[Example], policies: Mapping[str, Policy]) -> dict[str, float]:
     """Share of the tokens, by policy, that are others in bf16; from the first difference on all count."""
-    engines = [
-        _engine(model, device, dtype, BatchRule.own, Stepping.whole) for dtype in (torch.float32, torch.bfloat16)
-    ]
+    engines = [_engine(device, dtype, BatchRule.own, Stepping.whole) for dtype in (torch.float32, torch.bfloat16)]
     found = {}
     for name, policy in policies.items():
         pairs = zip(*(engine.generate([row.source for row in rows], policy=policy) for engine in engines), strict=True)
@@ -225,6 +294,7 @@ def gaps(device: str, shapes: Sequence[str], out: Path) -> Record:
     from .shapes import random_sources, served_shape
 
     found: Record = {}
+    acts: dict[str, Callable[[], object]] = {}
     for shape in dict.fromkeys(shapes):
         model = served_shape(shape, torch.bfloat16, SOURCE, 128, 0, device)
         for stepping in _steppings(device):
@@ -247,9 +317,11 @@ def gaps(device: str, shapes: Sequence[str], out: Path) -> Record:
                 "step_s": whole,
                 "device_s": busy,
                 "gap_share": max(0.0, 1.0 - busy / whole),
-                "kernels": kernels_of(act, device),
                 "num_layers": model.spec.num_layers,
             }
+            acts[f"{shape} {stepping.value}"] = act
+    for name, counted in acts.items():  # once a profiler has begun, everything is slower
+        found[name]["kernels"] = kernels_of(counted, device)
     return found
 
 
@@ -286,11 +358,12 @@ def transformers(device: str, shapes: Sequence[str], out: Path) -> Record:
                 model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, **extra)
 
             try:
-                seconds = [timed(lambda n=tokens, go=call: go(n), device, 1) for tokens in (few, many)]  # type: ignore[misc]
+                # the longer one first: its cache serves both, and one compilation
+                seconds = {n: timed(lambda n=n, go=call: go(n), device, 1) for n in (many, few)}  # type: ignore[misc]
             except Exception as error:
                 found[f"{shape} {name}"] = {"why": f"{type(error).__name__}: {str(error)[:200]}"}
                 continue
-            found[f"{shape} {name}"] = {"decode_s": (seconds[1] - seconds[0]) / (many - few)}
+            found[f"{shape} {name}"] = {"decode_s": (seconds[many] - seconds[few]) / (many - few)}
     return found
 
 
@@ -307,13 +380,14 @@ def training(device: str, shapes: Sequence[str], out: Path) -> Record:
 
 
 PARTS: dict[str, Part] = {
+    "kernels": kernels,
     "correctness": correctness,
     "ceilings": ceilings,
     "core": core,
-    "gaps": gaps,
-    "transformers": transformers,
     "matrix": matrix,
+    "gaps": gaps,
     "training": training,
+    "transformers": transformers,
 }
 
 

@@ -141,7 +141,7 @@ def decoding_identity(model: ServedModel, options: EngineOptions) -> ModelIdenti
         options.weights,
         options.cross_kv,
         options.head,
-        kernels() if runner is RunnerName.native else "",
+        runner_kernels(runner, model.device.type),
     )
     return model.identity.served_by(options.head, options.head_k, numbers)
 
@@ -224,14 +224,24 @@ def _graph(model: ServedModel, options: EngineOptions, exits: Exits, clock: Cloc
     )
 
 
-def _step_ops(parts: Parts, most: int) -> TorchOps:
-    """Kernels on a GPU where Triton is there and they know the decoder; else plain torch."""
-    if parts.slots.keys.device.type == "cuda" and find_spec("triton") is not None:
-        from .graph.triton_ops import TritonOps, usable
+def runner_kernels(runner: RunnerName, device: str) -> str:
+    """What a runner's products are made of, as a certificate of coarser numbers than fp32 names it."""
+    if runner is RunnerName.native:
+        return kernels()
+    return step_kernels(device) if runner is RunnerName.graph else ""
 
-        if usable(parts.spec):
-            return TritonOps(parts, most)
-    return TorchOps(parts)
+
+def step_kernels(device: str) -> str:
+    """What the graph runner computes with: triton on a GPU where it is there; else torch."""
+    return "triton" if device.startswith("cuda") and find_spec("triton") is not None else "torch"
+
+
+def _step_ops(parts: Parts, most: int) -> TorchOps:
+    if step_kernels(parts.slots.keys.device.type) == "torch":
+        return TorchOps(parts)
+    from .graph.triton_ops import TritonOps
+
+    return TritonOps(parts, most)
 
 
 def _torch_prefill(model: ServedModel, options: EngineOptions) -> Prefill:

@@ -37,6 +37,8 @@ def setting_of(engine: Engine) -> Setting:
         packed=engine.slots.neighbours,
         padded_calls=engine.prefill.padded_calls,
         parks=engine.machine.parks,
+        one_piece=not engine.machine.parks,
+        overlaps=getattr(engine.machine, "overlap", False),
         checked=frozenset(engine.model.exit_layers),
         max_source=engine.model.max_source,
         prefill_rows=options.prefill_rows,

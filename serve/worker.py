@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calm.child import die_with_parent
-from calm.config import Measure
+from calm.config import BatchRule, Measure
 from calm.errors import CalmError, CheckpointError, ConfigError
 from calm.policies import Full, Policy
+from calm.rules import Rule
 
 from .frames import Channel, wait
 from .messages import Failed, Log, ModelInfo, Ready
@@ -157,6 +158,8 @@ def warm(engine: Engine) -> float:
     Raises:
         CheckpointError: the model gives no numbers.
     """
+    import torch
+
     from .requests import Status
 
     model, options, picked = engine.model, engine.options, engine.certificates.picked
@@ -164,6 +167,10 @@ def warm(engine: Engine) -> float:
     if picked is not None and (picked.measure is not Measure.classifier or model.classifier is not None):
         policies.append(picked.policy(0.5))
     asked = [RequestOptions(policy=policy, max_tokens=min(WARM_TOKENS, model.max_target)) for policy in policies]
+    prepare = getattr(engine.machine, "prepare", None)
+    if prepare is not None:  # a capture in mid-service would look like an engine that hangs
+        with torch.inference_mode():
+            prepare(*_served(engine))
     longest = float("inf")
     for turn in range(2):  # the first is cold; another source, or it would be known already
         before = engine.clock.steps
@@ -174,6 +181,14 @@ def warm(engine: Engine) -> float:
         steps = list(engine.clock.history)[before - engine.clock.steps :]
         longest = min(longest, max(step.total for step in steps))
     return longest * max(options.max_batch, options.prefill_rows * options.prefill_calls)
+
+
+def _served(engine: Engine) -> tuple[list[Rule], list[list[Measure]]]:
+    """Rules that the engine may follow, and sets of measures that most of its batches have."""
+    asked = engine.options.rule
+    rules = [BatchRule.own, BatchRule.compact] if asked is BatchRule.auto else [asked]
+    measures = [m for m in Measure if m is not Measure.classifier or engine.model.classifier is not None]
+    return [Rule(rule, engine.options.quantile) for rule in rules], [[], *([measure] for measure in measures)]
 
 
 def info_of(engine: Engine, name: str) -> ModelInfo:

@@ -109,7 +109,7 @@ def arithmetic(
     own. Coarser numbers are rounded by each runner in its own way and by what the processor offers (``kernels``).
     """
     if runner is RunnerName.graph and dtype != "float32":
-        return f"{dtype}{GRAPH}"
+        return f"{dtype}{GRAPH} {kernels}"
     if runner is not RunnerName.native:
         return dtype
     if (dtype, weights, cross_kv) == ("float32", Weights.model, Weights.model):

@@ -17,12 +17,11 @@ from calm.rules import Rule
 
 from ..bench import MadeUp, Readings, Tape
 from ..exits import MEASURES
-from .machine import GraphMachine
+from .machine import RUN_LENGTH, GraphMachine
 from .program import Act, Program
 
 OWN = Rule(BatchRule.own)
 TIMES = 8  # that a piece is run in one go
-RUN_LENGTH = 3  # of ``agreement``
 
 
 class GraphBench(MadeUp):
@@ -65,6 +64,7 @@ class GraphBench(MadeUp):
         layer = self._timed("layer", bucket, partial(program.layer, 1), readings)
         readings.add("layer_gathered", bucket, layer)
         self._timed("head", bucket, lambda: frame.said[0].copy_(ops.words(frame)), readings)
+        self._idle(bucket, program, readings)
         mail = self.machine.hand_over(frame, self.rows(bucket), [0] * bucket, [False] * bucket)
         began = self.tape.now()
         mail.fetch(frame)
@@ -72,6 +72,12 @@ class GraphBench(MadeUp):
         readings.add("read", bucket, self.tape.now() - began)
         for name in ("pack", "merge", "part", "stay", "join", "resume", checking(())):
             readings.add(name, bucket, 0.0)
+
+    def _idle(self, bucket: int, program: Program, readings: Readings) -> None:
+        """A layer after the end of a step: kernels that find nobody."""
+        program.frame.stopped.fill_(True)
+        self.machine.ops.who_runs(program.frame, torch.zeros_like(program.frame.live))
+        self._timed("idle", bucket, partial(program.layer, 1), readings)
 
     def backfills(self, bucket: int, readings: Readings) -> None:
         program = self.begun(bucket)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from calm.config import Stepping
+from calm.config import BatchRule, Measure, Stepping
 from calm.rules import Rule, bucket_of
 
 from ..accounting import Clock
@@ -22,6 +22,7 @@ from .stepping import Capture, stepper
 if TYPE_CHECKING:
     from .bench import GraphBench
 
+RUN_LENGTH = 3  # of ``agreement``, unless a request says another
 NOBODY = 0  # token and step of rows that are none
 BUFFERS = 2  # of what goes to and comes from the device: one step is on its way while the one before is read
 
@@ -36,7 +37,9 @@ class Mail:
         self._event = torch.cuda.Event() if on_device else None  # type: ignore[no-untyped-call]
 
     def write(self, lines: Sequence[Sequence[int]]) -> None:
-        """A line a row, in the order of GIVEN."""
+        """A line a row, in the order of GIVEN; waits until what was sent from here before has arrived."""
+        if self._event is not None:
+            self._event.synchronize()
         self._given[: len(GIVEN) * len(lines)] = torch.tensor(lines).t().flatten()
 
     def send(self, frame: Frame) -> None:
@@ -216,10 +219,24 @@ class GraphMachine:
         """The step of a bucket for the measures that rows are asked for at present."""
         return Program(self.ops, self.frame(bucket), rule, tuple(sorted(self.parts.exits.present)))
 
+    def prepare(self, rules: Sequence[Rule], sets: Sequence[Sequence[Measure]]) -> None:
+        """Capture the steps of all buckets under these rules for rows of these measures, each set by itself.
+
+        Otherwise the first step of each kind takes as long as its capture.
+        """
+        for bucket in self.measured:
+            for rule in rules:
+                for measures in sets:
+                    asked = tuple((each, RUN_LENGTH if each is Measure.agreement else 0) for each in sorted(measures))
+                    self._captured(Program(self.ops, self.frame(bucket), rule, asked))
+
     def stepped(self, rule: Rule, bucket: int) -> Act:
-        """The same as one call, captured the first time it is asked for."""
-        program = self.program(rule, bucket)
-        known = (bucket, rule.name, rule.share, program.asked)
+        """A step as one call, captured the first time it is asked for."""
+        return self._captured(self.program(rule, bucket))
+
+    def _captured(self, program: Program) -> Act:
+        rule = program.rule
+        known = (program.frame.size, rule.name, rule.share if rule.name is BatchRule.quantile else 1.0, program.asked)
         if known not in self._steps:
             self._steps[known] = self.captured(program)
         return self._steps[known]

@@ -4,8 +4,9 @@ On a CUDA device each piece is captured once and replayed; elsewhere it is calle
 can be tested. What is captured reads and writes tensors that stay where they are.
 """
 
+import gc
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -28,25 +29,32 @@ def called(act: Act) -> Act:
 
 
 class CudaCapture:
-    """Captures acts into CUDA graphs that share one memory pool."""
+    """Captures acts into CUDA graphs that share one memory pool.
+
+    What an act reads must stay where it is, so who has the replay keeps the act.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        self._kept: list[torch.cuda.CUDAGraph] = []
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, act: Act) -> Act:
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
-            for _ in range(WARMUPS):
+        with torch.cuda.device(self._device):  # Triton launches on the current device
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                for _ in range(WARMUPS):
+                    act()
+            torch.cuda.current_stream().wait_stream(self._stream)
+            gc.collect()  # a graph that were destroyed during the capture would break it
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
                 act()
-        torch.cuda.current_stream(self._device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            act()
-        self._kept.append(graph)
-        return graph.replay
+
+        def replay(graph: Any = graph, act: Act = act) -> None:
+            graph.replay()
+
+        return replay
 
 
 def branches() -> bool:

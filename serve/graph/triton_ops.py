@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -42,13 +43,18 @@ class Tiles:
     keys: int = 64
 
 
+def usual_tiles(spec: DecoderSpec) -> Tiles:
+    """fp32 has no tensor cores here ('ieee'): its products are spelled out, and larger tiles would not fit."""
+    return Tiles(n=32, k=32, words=64) if spec.tensors["embed"].dtype is torch.float32 else Tiles()
+
+
 class TritonOps(TorchOps):
     """Buffers between the kernels of a step hold ``most`` rows and keep their places."""
 
     def __init__(self, parts: Parts, most: int, tiles: Tiles | None = None) -> None:
         super().__init__(parts)
         spec, device = parts.spec, parts.slots.keys.device
-        self._packed, self._tiles = Packed.of(spec, parts.slots.max_target), tiles or Tiles()
+        self._packed, self._tiles = Packed.of(spec, parts.slots.max_target), tiles or usual_tiles(spec)
         dtype, heads = spec.tensors["embed"].dtype, spec.num_heads * spec.d_kv
         self._queries = torch.zeros(most, heads, dtype=dtype, device=device)
         self._mixed = torch.zeros(most, heads, dtype=dtype, device=device)
@@ -143,12 +149,13 @@ class TritonOps(TorchOps):
 
     def _by_head(self, layer: int, frame: Frame, asked: Asked) -> None:
         """Confidences from the sums: softmax margin, largest probability, entropy, agreement."""
-        chosen, (best, second, total, mean) = self._chosen[: frame.size], self._sums[: frame.size].unbind(1)
+        chosen, (best, second, total, below) = self._chosen[: frame.size], self._sums[: frame.size].unbind(1)
         first = 1.0 / total
-        by_measure = {
-            Measure.softmax: first - (second - best).exp() / total,
-            Measure.max_prob: first,
-            Measure.entropy: 1.0 - (best + total.log() - mean) / math.log(self.parts.spec.vocab_size),
+        by_measure: dict[Measure, Callable[[], Tensor]] = {
+            Measure.softmax: lambda: first - (second - best).exp() / total,
+            Measure.max_prob: lambda: first,
+            Measure.entropy: lambda: 1.0 - (total.log() - below) / math.log(self.parts.spec.vocab_size),
+            Measure.agreement: lambda: frame.run,
         }
         if any(measure is Measure.agreement for measure, _ in asked):
             same = chosen == frame.words
@@ -158,7 +165,7 @@ class TritonOps(TorchOps):
         for measure, run_length in asked:
             if measure not in HEAD_MEASURES:
                 continue
-            found = frame.run / run_length if measure is Measure.agreement else by_measure[measure]
+            found = by_measure[measure]() / max(run_length, 1)
             mine = (frame.measures == MEASURES.index(measure)) & (frame.run_lengths == run_length)
             frame.confidence.copy_(torch.where(mine, found.clamp(0.0, 1.0), frame.confidence))
 
@@ -168,7 +175,7 @@ class TritonOps(TorchOps):
             frame.stopped, frame.layers, frame.order, frame.active, frame.size, self.parts.spec.num_layers,
             rule.share, layer,
             CONFIDENT=confident, LEAVES=rule.leaves, RULE=STOPS.get(rule.name, "all"),
-            BLOCK=triton.next_power_of_2(frame.size),
+            BLOCK=max(32, triton.next_power_of_2(frame.size)),
         )  # fmt: skip
 
     def words(self, frame: Frame) -> Tensor:
@@ -185,9 +192,3 @@ class TritonOps(TorchOps):
             spec.norm_eps,
             WIDTH=spec.d_kv, ROWS=ROWS, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
         )  # fmt: skip
-
-
-def usable(spec: DecoderSpec) -> bool:
-    """Whether the kernels know this decoder: all its matrices in one dtype, but for the last of a feed-forward."""
-    kinds = {tensor.dtype for name, tensor in spec.tensors.items() if not name.endswith("ffn_down")}
-    return kinds <= {torch.float32} or kinds <= {torch.bfloat16}

@@ -35,7 +35,8 @@ def test_a_rehearsal_goes_through_every_part(tmp_path: Path) -> None:
     assert found["rehearsal"] and {part["status"] for part in found["parts"].values()} == {"measured"}
     assert [goal["measured"] for goal in found["goals"]] == [None] * len(GOALS)  # of a GPU it says nothing
     ways = found["parts"]["correctness"]["ways"]
-    assert set(ways) == {f"{how} {rule}" for how in ("whole", "segments") for rule in ("own", "compact")}
+    stepped = {f"{how} {rule}" for how in ("whole", "segments") for rule in ("own", "compact")}
+    assert set(ways) == {"twins whole own", *stepped}
     assert all(way["different"] == 0 and way["same"] > 300 for way in ways.values())
     assert max(found["parts"]["correctness"]["bf16_changed"].values()) < 1
     ratios = found["parts"]["matrix"]["tiny"]["ratios"]
@@ -47,6 +48,7 @@ def test_a_part_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
     def breaks(*asked: Any) -> dict[str, Any]:
         raise RuntimeError("the card\nis gone")
 
+    monkeypatch.setattr(gpu_check, "_in_a_process", lambda name, asked, seconds: gpu_check._measured(name, asked))
     monkeypatch.setitem(gpu_parts.PARTS, "core", breaks)
     monkeypatch.setitem(gpu_parts.PARTS, "gaps", lambda *asked: {"tiny whole": {"gap_share": 0.5}})
     assert main(["device=cpu", "parts=core,gaps", f"out={tmp_path}"]) == gpu_check.FAILED
@@ -56,9 +58,30 @@ def test_a_part_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
     assert parts["gaps"]["status"] == "measured" and parts["matrix"]["why"] == "not asked for"
 
 
-def test_time_that_is_over_begins_no_part(tmp_path: Path) -> None:
+def test_time_that_is_over_begins_no_part_and_ends_the_one_that_runs(tmp_path: Path) -> None:
     assert main(["device=cpu", "parts=gaps", "seconds=0", f"out={tmp_path}"]) == gpu_check.FAILED
     assert "were over before it could begin" in record(tmp_path)["parts"]["gaps"]["why"]
+    assert main(["device=cpu", "parts=matrix", "seconds=0.2", f"out={tmp_path}"]) == gpu_check.FAILED
+    assert "it was ended after" in record(tmp_path)["parts"]["matrix"]["why"]
+
+
+def test_a_process_that_dies_is_a_part_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    assert main(["device=cpu", "parts=gaps", f"out={tmp_path}"]) == gpu_check.FAILED
+    assert "its process ended with status 1 and left no record" in record(tmp_path)["parts"]["gaps"]["why"]
+
+
+def test_what_the_same_code_has_measured_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_check, "_in_a_process", lambda name, asked, seconds: {"status": "measured", "name": name})
+    asked = ["device=cpu", f"out={tmp_path}"]
+    assert main([*asked, "parts=core"]) == 0 and main([*asked, "parts=gaps"]) == 0
+    parts = record(tmp_path)["parts"]
+    assert {name for name, part in parts.items() if part["status"] == "measured"} == {"core", "gaps"}
+    told = record(tmp_path)
+    told["environment"]["git"] = {"commit": "another", "dirty": False}
+    (tmp_path / "summary.json").write_text(json.dumps(told))
+    main([*asked, "parts=gaps"])
+    assert record(tmp_path)["parts"]["core"]["status"] == NOT_MEASURED
 
 
 @pytest.mark.parametrize("wrong", ["device=tpu", "parts=cores", "seconds=long", "shapes=small", "out=", "x"])

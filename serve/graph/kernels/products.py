@@ -153,7 +153,7 @@ def qkv_kernel(
 @triton.jit
 def _activated(values, ACTIVATION: tl.constexpr):
     if ACTIVATION == "relu":
-        return tl.maximum(values, 0.0)
+        return tl.maximum(values, 0.0, propagate_nan=tl.PropagateNan.ALL)
     if ACTIVATION == "gelu_new":
         inner = 0.7978845608028654 * (values + 0.044715 * values * values * values)
         return values * tl.sigmoid(2.0 * inner)  # 0.5 * (1 + tanh(inner))
@@ -195,7 +195,7 @@ def inner_kernel(
     else:
         inner = _activated(total.to(kind).to(tl.float32), ACTIVATION)
     write = there[:, None] & (cols < n)[None, :]
-    tl.store(out + rows[:, None] * n + cols[None, :], inner.to(out.dtype.element_ty), mask=write)
+    tl.store(out + rows[:, None] * n + cols[None, :], inner.to(kind).to(out.dtype.element_ty), mask=write)
 
 
 @triton.jit

@@ -54,7 +54,7 @@ def states_kernel(
             tl.store(confidence + row, tl.sigmoid(tl.sum(linear, axis=0) + offset))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size", "num_layers", "layer"])
 def settle_kernel(
     live,
     runs,

@@ -1,7 +1,7 @@
 """The head in one pass: the two best words and the sums that every confidence over the vocabulary is made of.
 
 No logit is written. margin = p1 - p2, max_prob = p1 and 1 - H / ln V all follow from the best two logits, the sum of
-exponentials and the sum of exponentials times logits.
+exponentials and the sum of exponentials times distances from the best logit.
 """
 
 import triton
@@ -9,7 +9,7 @@ import triton.language as tl
 
 from .products import _active, _mean_square, _product
 
-STATS = 5  # best logit, its word, second logit, sum of exp(logit - best), sum of exp(logit - best) * logit
+STATS = 5  # best logit, its word, second logit, sums of exp(logit - best) and of exp(logit - best) * (logit - best)
 
 
 @triton.jit
@@ -51,7 +51,7 @@ def words_kernel(
     tl.store(target + 1, (tl.program_id(1) * BLOCK_N + place).to(tl.float32), mask=there)
     tl.store(target + 2, second, mask=there)
     tl.store(target + 3, tl.where(broken, float("nan"), tl.sum(share, axis=1)), mask=there)
-    tl.store(target + 4, tl.sum(share * tl.where(known[None, :], logits, 0.0), axis=1), mask=there)
+    tl.store(target + 4, tl.sum(share * tl.where(share > 0.0, logits - best[:, None], 0.0), axis=1), mask=there)
 
 
 @triton.jit
@@ -60,7 +60,7 @@ def choose_kernel(
     order,
     active,
     chosen,  # (B,) the best word of each row; -1 where it has no number
-    sums,  # (B, 4) fp32: best, second, sum of exponentials over exp(best), mean logit
+    sums,  # (B, 4) fp32: best, second, sum of exponentials over exp(best), mean distance from the best logit
     size,
     tiles,
     STATS: tl.constexpr,
@@ -81,8 +81,10 @@ def choose_kernel(
     others = tl.max(tl.where(winner, float("-inf"), best), axis=0)
     beside = tl.max(tl.where(winner, tl.load(at + 2, mask=there, other=float("-inf")), float("-inf")), axis=0)
     shrink = tl.where(there, tl.exp(best - top), 0.0)
-    total = tl.sum(shrink * tl.load(at + 3, mask=there, other=0.0), axis=0)
-    weighted = tl.sum(shrink * tl.load(at + 4, mask=there, other=0.0), axis=0)
+    shares = tl.load(at + 3, mask=there, other=0.0)
+    further = tl.where(shrink > 0.0, best - top, 0.0) * shares + tl.load(at + 4, mask=there, other=0.0)
+    total = tl.sum(shrink * shares, axis=0)
+    weighted = tl.sum(shrink * further, axis=0)
     sound = (total == total) & (tl.abs(top) < float("inf"))
     tl.store(chosen + row, tl.where(sound, word.to(tl.int64), -1))
     tl.store(sums + row * 4, tl.where(sound, top, float("nan")))
