@@ -1,8 +1,10 @@
 """Bytes that a decode step moves per token, and how far exits could lower them: a bound by bytes, not a measurement.
 
-Decoding reads weights far more often than it computes with them at these batches, so a step cannot be faster than its
-bytes. Encoder, tokenizer and host are left out: they only make the gain smaller. Rows of a batch are independent tokens
-of the same articles, each batch full: a layer's weights are read when its deepest row needs it.
+At small batches a decode step takes the time that its bytes take to be read. Where products take the time it is no
+bound: for debian_tiny at batch 32 the bytes of the certified thresholds of `state` give 1.66, and 2.20 was measured
+(results/debian_tiny, results/engine_debian). Encoder, tokenizer and host are left out: they only make the gain smaller.
+Rows of a batch are independent tokens of the same articles, each batch full: a layer's weights are read when the
+deepest row needs it.
 """
 
 from collections.abc import Mapping, Sequence

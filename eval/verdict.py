@@ -57,12 +57,15 @@ class Evidence:
 def verdict(found: Evidence) -> Verdict:
     """Worth it where the interval of a bound by bytes, without reading the vocabulary, lies above ``WORTH``.
 
-    Not, where no exit at all could reach that (``most``), or where every interval lies below; else undecided.
+    Not, where no exit at all could reach that (``most``), or where every interval lies below. Undecided, where most
+    answers do not end, and where an interval holds ``WORTH``.
     """
     free = of_checks(found.bounds, STATE)
     low, high = ({batch: row[f"bound_{end}"] for batch, row in free.items()} for end in ("low", "high"))
     if max(row["most"] for row in free.values()) < WORTH:
         says, because = Says.no, _too_little_to_skip(found, free)
+    elif found.ended < ENDED:
+        says, because = Says.undecided, _circles(found, free)
     elif max(low.values()) >= WORTH:
         says, because = Says.worth, _worth(found, free)
     elif max(high.values()) < WORTH:
@@ -74,11 +77,6 @@ def verdict(found: Evidence) -> Verdict:
             f"undecided: at batch {batch} the bound by bytes lies between {low[batch]:.2f} and {high[batch]:.2f}, and "
             f"{WORTH:g} is asked for; measure more articles (n=)"
         )
-    if found.ended < ENDED:
-        because += (
-            f"; but only {100 * found.ended:.0f} % of the answers end: train the model for this corpus first, this "
-            "verdict is about answers that go round in circles"
-        )
     return Verdict(says, because)
 
 
@@ -87,6 +85,15 @@ def _too_little_to_skip(found: Evidence, free: Mapping[int, Mapping[str, Any]]) 
     return (
         f"not for this model: the head alone is {100 * found.head_share[batch]:.0f} % of a step; even if every token "
         f"left at layer 1, bytes would bound the speed-up to {free[batch]['most']:.2f} at batch {batch}"
+    )
+
+
+def _circles(found: Evidence, free: Mapping[int, Mapping[str, Any]]) -> str:
+    batch = max(free, key=lambda each: free[each]["most"])
+    return (
+        f"undecided: only {100 * found.ended:.0f} % of the answers end, the others go round in circles; train the "
+        f"model for this corpus first (bytes bound the speed-up to {free[batch]['most']:.2f} at batch {batch} if every "
+        "token left at layer 1)"
     )
 
 

@@ -120,7 +120,10 @@ def test_an_interval_that_holds_the_threshold_is_undecided_and_a_batch_that_fall
     assert "by bytes at batch 8 that bounds the speed-up to 2.00" in verdict(said(1.1, 2.0, 0.01)).because
 
 
-def test_answers_that_never_end_are_named_beside_any_verdict() -> None:
+def test_answers_that_never_end_decide_nothing_but_the_head_still_does() -> None:
     found = evidence([10, 0, 0, 0])
-    assert "answers end" not in verdict(replace(found, ended=ENDED)).because
-    assert "but only 20 % of the answers end" in verdict(replace(found, ended=0.2)).because
+    assert verdict(replace(found, ended=ENDED)).says is Says.worth
+    circles = verdict(replace(found, ended=0.2))
+    assert circles.says is Says.undecided and "only 20 % of the answers end" in circles.because
+    wide = replace(evidence([10, 0, 0, 0], spec_of(vocabulary=20_000)), ended=0.2)
+    assert verdict(wide).says is Says.no
