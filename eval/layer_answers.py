@@ -1,0 +1,131 @@
+"""What every decoder layer would have said along the full model's own answer, from any T5 folder.
+
+The answer is decoded at full depth by the reference decoder; then one pass over it, as in training, gives the residual
+stream after every layer at every position. Keys and values are the full model's, as in CALM's oracle under
+``backfill=true``.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+
+from calm.checkpoint import sha256_file
+from calm.confidence import CONFIDENCE, LayerView
+from calm.config import DataConfig, Measure
+from calm.data.text import encode_source
+from calm.decode_batch import BatchDecoder
+from calm.errors import CheckpointError, ConfigError
+from calm.models.build import PUBLISHED_BIN, build_from_published
+from calm.models.folder import SETTINGS, WEIGHTS, load
+from calm.models.settings import EarlyExitSettings, default_exit_layers
+from calm.models.t5 import EarlyExitT5
+from calm.policies import Full
+from calm.records import Example
+
+from .common import plain
+
+
+def open_any(folder: Path, data: DataConfig | None, device: str) -> EarlyExitT5:
+    """A model folder of ours, or a plain T5 folder, whose lengths and prefix are then the corpus's; in fp32.
+
+    Raises:
+        ConfigError: a plain folder, and no corpus was chosen.
+        CheckpointError: it cannot be read, its tokenizer has more words than it, or it has one decoder layer only.
+    """
+    if is_ours(folder):
+        model = load(folder, device)
+    elif not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} has no config.json; checkpoint= takes the path of a T5 folder")
+    elif data is None:
+        raise ConfigError(f"{folder} is a plain T5, which does not say what it is for; choose a corpus with data=NAME")
+    else:
+        lengths = {name: getattr(data, name) for name in ("max_source_tokens", "max_target_tokens", "source_prefix")}
+        settings = EarlyExitSettings([], **lengths, truncate=data.truncate.value, data=plain(data))
+        model = build_from_published(str(folder), settings).to(device).eval()
+        model.settings.exit_layers = default_exit_layers(model.num_layers)
+    if len(model.tokenizer) > model.vocab_size:
+        raise CheckpointError(
+            f"{folder}: its tokenizer has {len(model.tokenizer)} words and the model {model.vocab_size}; they are not "
+            "of one model"
+        )
+    if model.num_layers < 2:
+        raise CheckpointError(f"{folder} has one decoder layer: there is nothing to leave early")
+    return model
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether the folder is one that calm writes; any other T5 is a plain one."""
+    return (folder / SETTINGS).is_file()
+
+
+def weights_hash(folder: Path) -> str:
+    """sha256 of the file that the weights were read from."""
+    return sha256_file(next(path for name in (WEIGHTS, PUBLISHED_BIN) if (path := folder / name).is_file()))
+
+
+def answers(model: EarlyExitT5, examples: Sequence[Example], batch_size: int) -> list[dict[str, Any]]:
+    """One record an article, JSON-ready: see ``layers_of``; and ``id``, ``source_tokens``, ``tokens``, ``ended``.
+
+    ``near_ties`` counts tokens where the pass over the answer says another word at the last layer than the decode did.
+    """
+    rows = []
+    for trace, example in zip(BatchDecoder(model, batch_size=batch_size)(examples, Full()), examples, strict=True):
+        source = encode_source(model.tokenizer, example.source, model.settings)
+        said, found = layers_of(model, source, trace.tokens)
+        rows.append(
+            {
+                "id": example.id,
+                "source_tokens": len(source),
+                "tokens": len(trace.tokens),
+                "ended": trace.finished,
+                "near_ties": int((said[-1] != np.array(trace.tokens)).sum()),
+                **found,
+            }
+        )
+    return rows
+
+
+@torch.inference_mode()
+def layers_of(
+    model: EarlyExitT5, source: list[int], tokens: Sequence[int]
+) -> tuple[Int[np.ndarray, "layers tokens"], dict[str, Any]]:
+    """Argmax of every layer at every token of an answer, through the shared norm and head; and what follows from it.
+
+    Returns:
+        ``first``, ``settled``: per token (see ``depths``); per layer, sums over the tokens: ``agree``, of those whose
+        argmax is the last layer's; ``margin``, of ``softmax``; ``cosine``, of ``state``, from layer 2 on.
+    """
+    ids = torch.tensor([source], device=model.device)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    before = torch.tensor([[model.start_token_id, *tokens[:-1]]], device=model.device)
+    said, margin, cosine = [], [], []
+    previous = None
+    for layer, hidden in enumerate(model.decoder_hiddens(model.encode(ids, mask), mask, before), start=1):
+        view = LayerView(layer, hidden[0], previous, model.logits, model.classifier)
+        said.append(view.argmax.cpu().numpy())
+        margin.append(float(CONFIDENCE[Measure.softmax](view).sum()))
+        if previous is not None:
+            cosine.append(float(CONFIDENCE[Measure.state](view).sum()))
+        previous = hidden[0]
+    if not np.isfinite([*margin, *cosine]).all():
+        raise CheckpointError("the model's layers are not finite in fp32; its weights are damaged")
+    table = np.stack(said)
+    first, settled = depths(table)
+    return table, {
+        "first": first.tolist(),
+        "settled": settled.tolist(),
+        "agree": (table == table[-1]).sum(axis=1).tolist(),
+        "margin": margin,
+        "cosine": cosine,
+    }
+
+
+def depths(said: Int[np.ndarray, "layers tokens"]) -> tuple[Int[np.ndarray, " tokens"], Int[np.ndarray, " tokens"]]:
+    """The first layer that says the last one's word (CALM section 3.2), and the first from which on all do; 1..L."""
+    agree = said == said[-1]
+    last_run = np.cumprod(agree[::-1], axis=0).sum(axis=0)
+    return agree.argmax(axis=0) + 1, len(said) - last_run + 1
