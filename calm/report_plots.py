@@ -66,7 +66,8 @@ def plot_backfill(df: pd.DataFrame, axes: Any = None) -> Any:
 
     Args:
         df: rows of eval.backfill, told apart by kind: ``quality`` has variant, rouge_l and its interval; ``position``
-            variant, position, equal and its interval; ``error`` variant, cache, skipped, key, value and intervals.
+            variant, position, equal and its interval; ``error`` variant, cache, skipped, key, value and intervals
+            (``alone``: over a true cache).
     """
     axes = _axes(3) if axes is None else axes
     _quality(axes[0], df[df["kind"] == "quality"])
@@ -124,7 +125,7 @@ def _errors(ax: Any, df: pd.DataFrame) -> None:
         part = df[(df["variant"] == variant) & (df["cache"] == cache)].sort_values("skipped")
         style: dict[str, Any] = {"color": color, "marker": "o", "markersize": 3}
         if variant == "project" and cache == "true":  # broad and pale: most of it lies under the line of its own cache
-            label, style = "project, true before it", {"color": "#56b4e9", "linewidth": 5, "alpha": 0.5, "zorder": 1}
+            label, style = "project, alone", {"color": "#56b4e9", "linewidth": 5, "alpha": 0.5, "zorder": 1}
         for what, line in (("key", "-"), ("value", "--")):
             ax.plot(part["skipped"], part[what], line, label=label if what == "key" else None, **style)
             ax.fill_between(part["skipped"], part[f"{what}_low"], part[f"{what}_high"], color=color, alpha=0.12)
@@ -132,7 +133,7 @@ def _errors(ax: Any, df: pd.DataFrame) -> None:
     ax.set_title("keys (solid) and values (dashed)", fontsize="medium")
     ax.set_xlabel("layers above the exit")
     ax.set_ylabel("|written - true| / |true|, 95 % interval")
-    ax.legend(frameon=False, fontsize="small", loc="best")
+    ax.legend(frameon=False, fontsize="small", loc="center", bbox_to_anchor=(0.55, 0.64), ncols=2)
 
 
 def _layers(ax: Any, title: str, below: str, num_layers: int) -> None:

@@ -129,7 +129,7 @@ def _lengths(answers: Answers) -> tuple[int, int]:
 
 
 def states(config: BackfillConfig, answers: Answers) -> list[Row]:
-    """Errors by layers skipped and by position, and cosines by layer: means over articles of an article's mean.
+    """Errors by layers skipped, exit and position, and cosines by layer: means over articles of an article's mean.
 
     Tokens and exit layers are those of the answers under ``project``, for every variant.
     """
@@ -140,6 +140,8 @@ def states(config: BackfillConfig, answers: Answers) -> list[Row]:
     if errors.empty:
         raise CalmError("no token of these articles left before the last layer, so nothing was backfilled")
     rows = grouped(config, errors, "error", ["variant", "cache", "skipped"], ["key", "value", "cosine"])
+    by_exit = errors.assign(exit=errors["layer"] - errors["skipped"])  # after layer 1 own and true states are the same
+    rows += grouped(config, by_exit, "error_by_exit", ["variant", "cache", "exit", "skipped"], ["key", "value"])
     rows += grouped(config, errors, "error_by_position", ["variant", "cache", "position"], ["key", "value"])
     rows += grouped(config, cosines, "hidden", ["layer"], ["previous", "last", "other"])
     above = cosines[cosines["above_exit"]]

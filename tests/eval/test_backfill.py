@@ -186,7 +186,8 @@ def test_the_program_on_a_certified_model(certified: Path, tmp_path: Path, capsy
     assert list(quality.index) == ["full", "true", "project", "copy", "mask"]
     assert quality.loc["full", "to_full"] == 1.0 and quality.loc["true", "rouge_l_minus_true"] == 0.0
     assert (quality["rouge_l_low"] <= quality["rouge_l"]).all() and (quality["fill_of_a_layer"] <= 1).all()
-    assert set(rows["kind"]) == {"quality", "position", "error", "error_by_position", "hidden", "hidden_above_exit"}
+    errors = {"error", "error_by_exit", "error_by_position"}
+    assert set(rows["kind"]) == {"quality", "position", "hidden", "hidden_above_exit", *errors}
     assert summary["figures"] == ["backfill.png", "backfill.pdf"]
     assert len(pd.read_parquet(tmp_path / "rows.parquet")) == len(rows)
     (record,) = tmp_path.glob("trials/*/answers-copy.json")
