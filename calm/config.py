@@ -623,7 +623,7 @@ def register() -> None:
 
     from .drift_config import DriftConfig, traffic_choices
     from .engine_config import EngineRulesConfig, PeersConfig, ServingConfig
-    from .experiment_config import SlowestRowConfig
+    from .experiment_config import LengthConfig, SlowestRowConfig
     from .load_config import LoadConfig
     from .serve_config import ServeConfig
     from .soak_config import HttpShareConfig, SoakConfig
@@ -646,5 +646,6 @@ def register() -> None:
     store.store(name="soak_schema", node=SoakConfig)
     store.store(name="http_share_schema", node=HttpShareConfig)
     store.store(name="slowest_row_schema", node=SlowestRowConfig)
+    store.store(name="length_schema", node=LengthConfig)
     store.store(group="model", name="_schema", node=ModelConfig)
     store.store(group="data", name="_schema", node=DataConfig)
