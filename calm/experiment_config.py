@@ -49,7 +49,7 @@ class LengthConfig:
     measure: Measure = Measure.state  # whose mean depth of the paper's Table 1 the exits have, and whose price
     draws: int = 20  # batches of depths that a prediction is the mean of
     repeats: int = 15  # of which each entry of a cost table is the median
-    threads: int = 1
+    threads: int = 1  # one is timed by its processor time, several by the wall clock
     bootstrap: int = 1000
     seed: int = 0
 

@@ -13,18 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calm.config import BatchRule, Measure, RunnerName, TraceKind
+from calm.config import BatchRule, Device, Measure, RunnerName, TraceKind
 from calm.cost import CostTable
 from calm.engine_config import ServingConfig
-from calm.errors import CalmError
 from calm.experiment_config import LengthConfig
 from calm.metrics import bootstrap_ci
 from calm.rules import Rule
 from calm.sim_rows import Setting, Trace
 from calm.simulate import SimEngine, Simulated
 from calm.traces import draw, table1_depth
-
-from .clocks import Load, ProcLoad, foreign_share
 
 if TYPE_CHECKING:
     from .workload import Workload
@@ -58,7 +55,8 @@ class Predictor:
         few, many = min(config.outputs), max(config.outputs)
         asked = ServingConfig(
             shape=config.shape, source_tokens=list(config.sources), batches=list(config.batches),
-            measures=[config.measure], dtype=self.dtype, few=min(few, many - 1), many=many, seed=config.seed,
+            measures=[config.measure], dtype=self.dtype, device=Device.cpu, few=min(few, many - 1), many=many,
+            seed=config.seed,
         )  # fmt: skip
         return shape_workload(asked, config.shape)
 
@@ -72,19 +70,24 @@ class Predictor:
         return [rows[first : first + batch] for first in range(0, len(rows), batch)]
 
     def measured(self, source: int, batch: int) -> tuple[CostTable, Setting, dict[str, Any]]:
-        """The table of an engine of this batch; and which runner, and what others did on the machine meanwhile.
+        """The table of an engine of this batch; and which runner, which clock, and ``lost``: the share of the time in
+        which others had the processor. One thread is timed by its processor time, so that this is not counted.
 
         Raises:
             CalmError: the engine cannot be had.
         """
         from serve.measure import measure, setting_of
 
-        engine = self.workload.engine(batch, BatchRule.compact)
-        before, began = _load(), time.perf_counter()
-        table = measure(engine, self.config.repeats, [{self.config.measure}], [source])
-        after, seconds = _load(), time.perf_counter() - began
-        foreign = None if before is None or after is None else foreign_share(before, after, seconds)
-        return table, setting_of(engine), {"runner": engine.runner_name.value, "foreign": foreign}
+        config, engine = self.config, self.workload.engine(batch, BatchRule.compact)
+        if config.threads == 1:
+            engine.clock.now = time.thread_time
+        began, ran = time.perf_counter(), time.process_time()
+        table = measure(engine, config.repeats, [{config.measure}], [source])
+        lost = 1.0 - (time.process_time() - ran) / max(time.perf_counter() - began, 1e-9)
+        clock = "processor time of the thread" if config.threads == 1 else "wall clock"
+        return table, setting_of(engine), {
+            "runner": engine.runner_name.value, "clock": clock, "lost": max(0.0, lost)
+        }  # fmt: skip
 
     def rows(self, source: int, batch: int) -> list[dict[str, Any]]:
         """A record for each length of the answers."""
@@ -143,11 +146,3 @@ def simulated(
 ) -> Simulated:
     """One batch from its sources to its answers."""
     return SimEngine(table, setting, Rule(rule)).run([Trace(row, source, measures=measures) for row in depths])
-
-
-def _load() -> Load | None:
-    """None where the machine does not tell what it does."""
-    try:
-        return ProcLoad()()
-    except CalmError:
-        return None

@@ -1,6 +1,7 @@
 """Layers skipped by length, and predictions at other lengths: against sums written out by hand."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from calm.experiment_config import LengthConfig
 from calm.report_plots import plot_length
 from calm.sim_rows import Setting
 from eval import length
-from eval.length_predicted import predicted
+from eval.length_predicted import Predictor, predicted
 from eval.length_records import SourceTokens, by_halves, by_length, by_position, quartiles, skipped
 from eval.recorded import Answers, padded, read_answers, read_records
+from serve.engine import Engine
 
 LAYERS = 4
 SMALL: dict[str, Any] = {"shape": "tiny", "dtype": "fp32", "sources": [16, 32], "batches": [1, 2], "outputs": [2, 5]}
@@ -90,6 +92,21 @@ def test_a_prediction_adds_the_table_up() -> None:
     assert found["step_ratio"] == pytest.approx(2 * (LAYERS + 2) / sum(steps))
     assert found["prefill_share"] == pytest.approx(10 / full) and found["mean_depth"] == 15 / 6
     assert found["call_ratio_low"] <= found["call_ratio"] <= found["call_ratio_high"]
+
+
+def test_one_thread_is_timed_by_its_own_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = []
+
+    def measured(engine: Engine, *_: Any) -> CostTable:
+        clocks.append(engine.clock.now)
+        return CostTable({})
+
+    monkeypatch.setattr("serve.measure.measure", measured)
+    for threads, said in ((1, "processor time of the thread"), (2, "wall clock")):
+        monkeypatch.setattr("torch.set_num_threads", lambda _: None)
+        _, setting, about = Predictor(LengthConfig(**QUICK, threads=threads)).measured(16, 2)
+        assert about["clock"] == said and 0 <= about["lost"] <= 1 and setting.buckets[-1] == 2
+    assert clocks == [time.thread_time, time.perf_counter]
 
 
 def test_the_program_on_a_table_and_a_tiny_shape(
