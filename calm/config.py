@@ -623,7 +623,7 @@ def register() -> None:
 
     from .drift_config import DriftConfig, traffic_choices
     from .engine_config import EngineRulesConfig, PeersConfig, ServingConfig
-    from .experiment_config import BackfillConfig, SlowestRowConfig, SuitabilityConfig
+    from .experiment_config import BackfillConfig, LengthConfig, SlowestRowConfig, SuitabilityConfig
     from .load_config import LoadConfig
     from .serve_config import ServeConfig
     from .soak_config import HttpShareConfig, SoakConfig
@@ -648,5 +648,6 @@ def register() -> None:
     store.store(name="slowest_row_schema", node=SlowestRowConfig)
     store.store(name="suitability_schema", node=SuitabilityConfig)
     store.store(name="backfill_schema", node=BackfillConfig)
+    store.store(name="length_schema", node=LengthConfig)
     store.store(group="model", name="_schema", node=ModelConfig)
     store.store(group="data", name="_schema", node=DataConfig)

@@ -1,12 +1,13 @@
 """Answers that eval.table1 recorded: what every row-exact schedule of them would do, without decoding again."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from calm.errors import ConfigError, DataError
 
@@ -37,6 +38,41 @@ class Recorded:
     def certified(self) -> list[str]:
         """Rows whose threshold is certified for a tolerance."""
         return [row["row"] for row in self.summary["table1"] if row["tolerance"] is not None]
+
+    def chosen(self, asked: Sequence[str]) -> list[str]:
+        """The rows asked for; without any the certified ones.
+
+        Raises:
+            ConfigError: a row that the table has not, or none is certified.
+        """
+        names = list(asked) or self.certified
+        if not names:
+            raise ConfigError(f"no row of {self.folder} is certified; name some with rows=[...]")
+        unknown = [name for name in names if name not in self.crossing]
+        if unknown:
+            raise ConfigError(f"rows: {unknown[0]!r} is none of {', '.join(self.crossing)}")
+        return names
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A row of the table, article by article.
+
+    Attributes:
+        ids: of the articles, in the order of the records.
+        emission: (articles, longest answer): layer that gave each token, 0 after its end.
+        loss: 1 - ROUGE-L to full depth's answer, in [0, 1].
+    """
+
+    ids: list[str]
+    emission: Int[np.ndarray, "articles tokens"]
+    loss: Float[np.ndarray, " articles"]
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " articles"]:
+        """Tokens of each answer, EOS included."""
+        found: Int[np.ndarray, " articles"] = (self.emission > 0).sum(axis=1)
+        return found
 
 
 def newest(root: Path = Path("runs")) -> Path:
@@ -76,6 +112,29 @@ def read_records(folder: str | None) -> Recorded:
     if "full" not in by_row:
         raise DataError(f"{where}: its records have no row of full depth")
     return Recorded(where, summary, {name: padded(answers) for name, answers in by_row.items()})
+
+
+def read_answers(recorded: Recorded, name: str) -> Answers:
+    """Answers of a row of the table that was decoded.
+
+    Raises:
+        DataError: the records do not say what they lost, or have an article twice.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path, columns = recorded.folder / "records.parquet", ["id", "emission_layers", "rouge_l_to_full"]
+    try:
+        table = pq.read_table(path, columns=columns, filters=[("row", "=", name)])
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise DataError(f"{path} has no ids, layers and ROUGE-L to full depth of eval.table1 ({error})") from None
+    ids = [str(each) for each in table["id"].to_pylist()]
+    if len(set(ids)) < len(ids):
+        raise DataError(f"{path}: an article of row {name!r} is there twice")
+    loss = 1.0 - np.asarray(table["rouge_l_to_full"].to_pylist(), dtype=np.float64)
+    if not np.isfinite(loss).all():
+        raise DataError(f"{path}: an article of row {name!r} has no ROUGE-L to full depth")
+    return Answers(ids, padded(table["emission_layers"].to_pylist()), loss)
 
 
 def padded(answers: list[list[int]]) -> Int[np.ndarray, "articles tokens"]:

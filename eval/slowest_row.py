@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Int
 
 from calm.cli import program
-from calm.errors import CalmError, ConfigError
+from calm.errors import CalmError
 from calm.experiment_config import SlowestRowConfig
 
 from .common import Stamp, can_draw, finish, plain, say
@@ -59,13 +59,7 @@ def trials(config: SlowestRowConfig, recorded: Recorded) -> Iterator[Trial]:
     Raises:
         ConfigError: a row that the table has not, or none is certified.
     """
-    names = config.rows or recorded.certified
-    if not names:
-        raise ConfigError(f"no row of {recorded.folder} is certified; name some with rows=[...]")
-    unknown = [name for name in names if name not in recorded.crossing]
-    if unknown:
-        raise ConfigError(f"rows: {unknown[0]!r} is none of {', '.join(recorded.crossing)}")
-    for name in names:
+    for name in recorded.chosen(config.rows):
         mixed = [(batch, share) for batch in config.mixed_batches for share in config.hard_shares]
         for batch, share in [*((batch, None) for batch in config.batches), *mixed]:
             values = {"row": name, "batch": batch, "hard_share": share}
