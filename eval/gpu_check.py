@@ -86,6 +86,7 @@ def asked_for(argv: Sequence[str], known: Sequence[str]) -> Asked:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The program; its exit status."""
     from .gpu_parts import PARTS
 
     logging.basicConfig(format="%(message)s", level=logging.WARNING)

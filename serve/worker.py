@@ -22,13 +22,14 @@ from calm.child import die_with_parent
 from calm.config import BatchRule, Measure
 from calm.errors import CalmError, CheckpointError, ConfigError
 from calm.policies import Full, Policy
-from calm.rules import Rule
 
 from .frames import Channel, wait
 from .messages import Failed, Log, ModelInfo, Ready
 from .options import EngineOptions, RequestOptions
 
 if TYPE_CHECKING:
+    from calm.rules import Rule
+
     from .desk import Desk
     from .engine import Engine
     from .tokenising import Tokeniser
@@ -185,6 +186,8 @@ def warm(engine: Engine) -> float:
 
 def _served(engine: Engine) -> tuple[list[Rule], list[list[Measure]]]:
     """Rules that the engine may follow, and sets of measures that most of its batches have."""
+    from calm.rules import Rule
+
     asked = engine.options.rule
     rules = [BatchRule.own, BatchRule.compact] if asked is BatchRule.auto else [asked]
     measures = [m for m in Measure if m is not Measure.classifier or engine.model.classifier is not None]

@@ -236,6 +236,7 @@ def test_hundreds_of_requests_leave_the_pool_as_it_was(batch_rule: BatchRule) ->
     assert pool_is_as_it_was(engine)
 
 
+@pytest.mark.not_graph
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_memory_is_flat_under_load() -> None:
