@@ -19,7 +19,7 @@ from ..exits import MEASURES
 from .frame import Frame
 from .kernels.attention import attention_kernel
 from .kernels.products import ROWS, backfill_kernel, inner_kernel, linear_kernel, qkv_kernel
-from .kernels.rows import settle_kernel, states_kernel
+from .kernels.rows import begin_kernel, settle_kernel, speak_kernel, states_kernel
 from .kernels.vocabulary import STATS, choose_kernel, words_kernel
 from .ops import Asked, Parts, TorchOps
 from .packing import Packed
@@ -63,14 +63,35 @@ class TritonOps(TorchOps):
         self._stats = torch.zeros(count, most, STATS, device=device)
         self._chosen = torch.zeros(most, dtype=torch.long, device=device)
         self._sums = torch.zeros(most, 4, device=device)
+        self._executed = torch.zeros(most, dtype=torch.long, device=device)
         self._live = torch.zeros((), dtype=torch.int32, device=device)
         self._everyone = torch.arange(most, dtype=torch.int32, device=device)
         weight, bias = parts.classifier_weights or (torch.zeros(spec.d_model), 0.0)
         self._weight, self._offset = weight.float().to(device).contiguous(), float(bias)
 
     def begin(self, frame: Frame) -> None:
-        super().begin(frame)
-        self._live.copy_(frame.live.sum())
+        spec, slots, exits = self.parts.spec, self.parts.slots, self.parts.exits
+        begin_kernel[(frame.size,)](
+            frame.given, slots.position, slots.token, exits.thresholds, exits.depths, exits.measures,
+            exits.run_lengths, spec.tensors["embed"], frame.slots, frame.steps, frame.tokens, frame.live,
+            frame.thresholds, frame.depths, frame.measures, frame.run_lengths, frame.hidden, frame.crossed,
+            frame.crossing, frame.runs, frame.run, frame.stopped, frame.layers, frame.order, frame.active, self._live,
+            frame.size, slots.max_target, spec.num_layers, spec.d_model,
+            LAYERS=triton.next_power_of_2(spec.num_layers), BLOCK=min(1024, triton.next_power_of_2(spec.d_model)),
+            ROWS=max(32, triton.next_power_of_2(frame.size)),
+        )  # fmt: skip
+        if self.parts.record:
+            frame.confidences.fill_(float("nan"))
+
+    def speak(self, frame: Frame, rule: Rule) -> None:
+        slots = self.parts.slots
+        self.words(frame)
+        speak_kernel[(1,)](
+            self._chosen, frame.crossed, frame.crossing, frame.layers, frame.live, frame.slots, frame.steps,
+            frame.said, self._executed, slots.position, slots.token, frame.size, self.parts.spec.num_layers,
+            HOLDS=rule.holds, LEAVES=rule.leaves, BLOCK=max(32, triton.next_power_of_2(frame.size)),
+        )  # fmt: skip
+        self.backfill(frame, self._executed[: frame.size])
 
     def layer(self, layer: int, frame: Frame, holds: bool) -> None:
         spec, slots, packed, tiles = self.parts.spec, self.parts.slots, self._packed, self._tiles

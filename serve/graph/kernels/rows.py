@@ -112,3 +112,115 @@ def settle_kernel(
     place = tl.where(on, tl.cumsum(on.to(tl.int32), axis=0) - 1, left + tl.cumsum(rest.to(tl.int32), axis=0) - 1)
     tl.store(order + place, row, mask=there)
     tl.store(active, left)
+
+
+@triton.jit(do_not_specialize=["size", "num_layers"])
+def begin_kernel(
+    given,  # (5, B): slot, step, token, chained, live
+    position,  # by slot, as the step before left them
+    token,
+    all_thresholds,  # (slots, positions, L)
+    all_depths,  # (slots, positions)
+    all_measures,  # (slots,)
+    all_run_lengths,
+    embed,  # (vocab, d)
+    slots,  # from here on of the frame
+    steps,
+    tokens,
+    live,
+    thresholds,
+    depths,
+    measures,
+    run_lengths,
+    hidden,  # (B, d)
+    crossed,
+    crossing,
+    runs,
+    run,
+    stopped,
+    layers,
+    order,
+    active,
+    count,  # rows that are live: the first ones
+    size,
+    positions,
+    num_layers,
+    d,
+    LAYERS: tl.constexpr,  # the power of two that holds num_layers
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,  # the power of two that holds the bucket
+):
+    """Who is here, what each row decodes and when it may leave; hidden states of the tokens. One program a row."""
+    row = tl.program_id(0)
+    slot = tl.load(given + row)
+    chained = tl.load(given + 3 * size + row) > 0
+    there = tl.load(given + 4 * size + row) > 0
+    step = tl.where(chained, tl.load(position + slot), tl.load(given + size + row))
+    word = tl.where(chained, tl.load(token + slot), tl.load(given + 2 * size + row))
+    tl.store(slots + row, slot)
+    tl.store(steps + row, step)
+    tl.store(tokens + row, word)
+    tl.store(live + row, there)
+    tl.store(runs + row, there)
+    tl.store(order + row, row)
+    layer = tl.arange(0, LAYERS)
+    known = layer < num_layers
+    at = (slot * positions + step) * num_layers
+    tl.store(thresholds + row * num_layers + layer, tl.load(all_thresholds + at + layer, mask=known), mask=known)
+    tl.store(depths + row, tl.load(all_depths + slot * positions + step))
+    tl.store(measures + row, tl.load(all_measures + slot))
+    tl.store(run_lengths + row, tl.load(all_run_lengths + slot))
+    tl.store(crossed + row, False)
+    tl.store(crossing + row, num_layers.to(tl.int64))
+    tl.store(run + row, tl.zeros((), dtype=tl.int64))
+    for start in range(0, d, BLOCK):
+        across = start + tl.arange(0, BLOCK)
+        inside = across < d
+        tl.store(hidden + row * d + across, tl.load(embed + word * d + across, mask=inside), mask=inside)
+    if row == 0:
+        all_rows = tl.arange(0, ROWS)
+        many = tl.sum((tl.load(given + 4 * size + all_rows, mask=all_rows < size, other=0) > 0).to(tl.int32), axis=0)
+        tl.store(active, many)
+        tl.store(count, many)
+        tl.store(stopped, False)
+        tl.store(layers, tl.zeros((), dtype=tl.int64))
+
+
+@triton.jit(do_not_specialize=["size", "num_layers"])
+def speak_kernel(
+    chosen,  # (B,) the word of each row
+    crossed,
+    crossing,
+    layers,  # () after which the step ended
+    live,
+    slots,
+    steps,
+    said,  # (5, B): token, crossing, emission, executed, involuntary
+    executed,  # (B,) for backfill
+    position,  # by slot: what the next step begins with
+    token,
+    size,
+    num_layers,
+    HOLDS: tl.constexpr,
+    LEAVES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """What the rows said, and what their slots decode next; one program for all rows."""
+    row = tl.arange(0, BLOCK)
+    there = row < size
+    alive = (tl.load(live + row, mask=there, other=0) != 0) & there
+    word = tl.load(chosen + row, mask=there, other=0)
+    where = tl.load(crossing + row, mask=there, other=0)
+    last = tl.load(layers) + tl.zeros((BLOCK,), dtype=tl.int64)
+    emission = tl.minimum(where, last) if HOLDS else last
+    ran = emission if LEAVES else last
+    early = (tl.load(crossed + row, mask=there, other=1) == 0) & (emission < num_layers)
+    tl.store(said + row, word, mask=there)
+    tl.store(said + size + row, where, mask=there)
+    tl.store(said + 2 * size + row, emission, mask=there)
+    tl.store(said + 3 * size + row, ran, mask=there)
+    tl.store(said + 4 * size + row, early.to(tl.int64), mask=there)
+    tl.store(executed + row, ran, mask=there)
+    slot = tl.load(slots + row, mask=there, other=0)
+    tl.store(position + slot, tl.load(steps + row, mask=there, other=0) + 1, mask=alive)
+    tl.store(token + slot, tl.maximum(word, 0), mask=alive)

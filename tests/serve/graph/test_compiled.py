@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from serve.graph.kernels.attention import attention_kernel
 from serve.graph.kernels.products import backfill_kernel, inner_kernel, linear_kernel, qkv_kernel
-from serve.graph.kernels.rows import settle_kernel, states_kernel
+from serve.graph.kernels.rows import begin_kernel, settle_kernel, speak_kernel, states_kernel
 from serve.graph.kernels.vocabulary import choose_kernel, words_kernel
 
 kind, n, k, words = sys.argv[1], *map(int, sys.argv[2:])
@@ -37,6 +37,8 @@ CASES = {
     "states": (states_kernel, dict(hidden=real, previous=real, weight="*fp32", offset="fp32", measures="*i64", confidence="*fp32", **LISTS, d="i32"), dict(STATE=1, CLASSIFIER=2, FIRST=False, BLOCK=512)),
     "states first": (states_kernel, dict(hidden=real, previous=real, weight="*fp32", offset="fp32", measures="*i64", confidence="*fp32", **LISTS, d="i32"), dict(STATE=1, CLASSIFIER=-1, FIRST=True, BLOCK=512)),
 }
+CASES["begin"] = (begin_kernel, dict(given="*i64", position="*i64", token="*i64", all_thresholds="*fp32", all_depths="*i64", all_measures="*i64", all_run_lengths="*i64", embed=real, slots="*i64", steps="*i64", tokens="*i64", live="*i1", thresholds="*fp32", depths="*i64", measures="*i64", run_lengths="*i64", hidden=real, crossed="*i1", crossing="*i64", runs="*i1", run="*i64", stopped="*i1", layers="*i64", **LISTS, count="*i32", size="i32", positions="i32", num_layers="i32", d="i32"), dict(LAYERS=8, BLOCK=512, ROWS=32))
+CASES["speak"] = (speak_kernel, dict(chosen="*i64", crossed="*i1", crossing="*i64", layers="*i64", live="*i1", slots="*i64", steps="*i64", said="*i64", executed="*i64", position="*i64", token="*i64", size="i32", num_layers="i32"), dict(HOLDS=True, LEAVES=False, BLOCK=32))
 ROWS = dict(live="*i1", runs="*i1", crossed="*i1", crossing="*i64", depths="*i64", confidence="*fp32", thresholds="*fp32", stopped="*i1", layers="*i64", **LISTS, size="i32", num_layers="i32", share="fp32", layer="i32")
 for rule in ("all", "quantile", "lockstep"):
     CASES["settle " + rule] = (settle_kernel, ROWS, dict(CONFIDENT=True, LEAVES=rule == "all", RULE=rule, BLOCK=32))
@@ -70,4 +72,4 @@ def test_kernels_compile_for_hopper(kind: str, n: int, k: int, words: int, tmp_p
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
-    assert len(told) == 15 and max(told.values()) <= SHARED, told
+    assert len(told) == 17 and max(told.values()) <= SHARED, told

@@ -16,7 +16,7 @@ from calm.config import BatchRule, Measure, RunnerName  # noqa: E402
 from calm.policies import Static  # noqa: E402
 from calm.rules import Rule  # noqa: E402
 from serve.engine import Engine  # noqa: E402
-from serve.graph.frame import Frame  # noqa: E402
+from serve.graph.frame import GIVEN, Frame  # noqa: E402
 from serve.graph.ops import TorchOps  # noqa: E402
 from serve.graph.program import Program  # noqa: E402
 from serve.graph.triton_ops import Tiles, TritonOps  # noqa: E402
@@ -206,6 +206,34 @@ def test_backfill_fills_what_each_row_lacks_and_nothing_else() -> None:
     changed = (found["keys"] != before).any(dim=(2, 3, 4))  # (layers, slots)
     for row, slot in enumerate(beside.frame.slots[:ROWS].tolist()):
         assert changed[:, slot].tolist() == [layer > int(executed[row]) for layer in range(1, 5)]
+
+
+def test_a_step_begins_with_what_it_is_given_or_where_its_slot_was_left() -> None:
+    beside = Beside("v1.1", list(Measure))
+    frame, given = beside.frame, dict(zip(GIVEN, beside.frame.given, strict=True))
+    given["steps"].copy_(torch.tensor([1, 5, 2, 0, 9, 0]))
+    given["tokens"].copy_(torch.tensor([7, 3, 11, 0, 90, 0]))
+    given["chained"].copy_(torch.tensor([0, 1, 0, 1, 0, 0]))
+    beside.engine.slots.position[:BUCKET] = torch.tensor([3, 4, 5, 6, 7, 8])
+    beside.engine.slots.token[:BUCKET] = torch.tensor([30, 40, 50, 60, 70, 80])
+    frame.stopped.fill_(True)
+    frame.crossed.fill_(True)
+    found = beside.alike(lambda ops: ops.begin(frame), "previous", "confidence", "words")
+    assert found["steps"][:ROWS].tolist() == [1, 4, 2, 6, 9] and found["tokens"][:ROWS].tolist() == [7, 40, 11, 60, 90]
+    assert int(found["active"]) == ROWS and not found["stopped"] and not found["crossed"].any()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name.value)
+def test_rows_speak_and_their_slots_know_what_comes_next(rule: Rule) -> None:
+    beside, draw = Beside("v1.1", [Measure.softmax]), torch.Generator().manual_seed(5)
+    frame = beside.frame
+    for layers in (1, 2, 4):
+        frame.layers.fill_(layers)
+        frame.crossing.copy_(torch.randint(1, 5, (BUCKET,), generator=draw))
+        frame.crossed.copy_(frame.crossing <= layers)
+        found = beside.alike(lambda ops: ops.speak(frame, rule))
+        assert found["position"][frame.slots[:ROWS]].tolist() == (frame.steps[:ROWS] + 1).tolist()
+        assert found["token"][frame.slots[:ROWS]].tolist() == found["said"][0, :ROWS].tolist()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name.value)
