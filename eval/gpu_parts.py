@@ -266,7 +266,9 @@ def _serving(
     rules: Sequence[BatchRule] = (BatchRule.own, BatchRule.compact, BatchRule.sync),
     traces: Sequence[TraceKind] = (TraceKind.tight,),
 ) -> Record:
-    """eval.throughput's own run."""
+    """eval.throughput's own run, and Figures 1 and 2 of it where they can be drawn."""
+    from .common import plain
+    from .serving_figures import LATENCY, THROUGHPUT, draw_figure
     from .serving_run import measured
     from .workload import shape_workload
 
@@ -277,7 +279,9 @@ def _serving(
     )  # fmt: skip
     folder = out / kind / shape
     folder.mkdir(parents=True, exist_ok=True)
-    return measured(shape_workload(config, shape), folder)
+    found = {"config": plain(config), **measured(shape_workload(config, shape), folder)}
+    figures = [name for drawn in (THROUGHPUT, LATENCY) for name in draw_figure(found, drawn, folder)]
+    return {**found, "figures": figures}
 
 
 def _device(device: str) -> Any:
@@ -368,15 +372,35 @@ def transformers(device: str, shapes: Sequence[str], out: Path) -> Record:
 
 
 def training(device: str, shapes: Sequence[str], out: Path) -> Record:
-    """A finetuning step of the small shape in bf16, exits included: tokens a second."""
+    """A finetuning step of the small shape in bf16, exits included: tokens a second, and the share of a product's rate.
+
+    A plain step counts as six operations a weight and token of its side (forward and backward), heads of exits and
+    attention left out.
+    """
     from calm.config import StepShape, TrainStepConfig
 
-    from .train_step import measure
+    from .train_step import CASES, build, measure
 
     kind = StepShape.small if device == "cuda" else StepShape.tiny
     config = TrainStepConfig(shapes=[kind], batch_size=32 if device == "cuda" else 2, repeats=3, warmup=1, memory=False)
     low = torch.bfloat16 if device == "cuda" else None
-    return {"records": measure(config, torch.device(device), low)}
+    records = measure(config, torch.device(device), low)
+    model = build(CASES[kind], torch.device("cpu"), 0).hf
+    sides = {name: sum(p.numel() for p in getattr(model, name).parameters()) for name in ("encoder", "decoder")}
+    sides["encoder"] -= model.shared.weight.numel()  # looked up, not multiplied
+    sides["decoder"] += model.lm_head.weight.numel() - model.shared.weight.numel()
+    peak = product_flops(device, low or torch.float32)
+    for record in records:
+        work = 6.0 * (sides["encoder"] * record["source_tokens"] + sides["decoder"] * record["target_tokens"])
+        record["share_of_peak"] = work / statistics.median(record["seconds"]) / peak
+    return {"records": records, "product_flops": peak}
+
+
+def product_flops(device: str, dtype: torch.dtype) -> float:
+    """Operations a second of a large square product."""
+    size = 8192 if device == "cuda" else 512
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return 2.0 * size**3 / timed(lambda: left @ right, device, 10)
 
 
 PARTS: dict[str, Part] = {
