@@ -82,6 +82,12 @@ def bootstrap_ci(
     return float(low), float(high)
 
 
+def with_interval(name: str, values: Sequence[Any] | NDArray[Any], seed: int, n: int = 1000) -> dict[str, float]:
+    """The mean over rows and its 95 % interval, as ``name``, ``name_low`` and ``name_high``."""
+    low, high = bootstrap_ci(values, seed, n)
+    return {name: mean(values), f"{name}_low": low, f"{name}_high": high}
+
+
 _ABBREVIATION = re.compile(
     r"(?:\b(?:e\.g|i\.e|etc|vs|cf|mr|mrs|ms|dr|prof|st|no|fig|inc|ltd|jr|sr|approx)|\b[A-Za-z])\.$", re.I
 )

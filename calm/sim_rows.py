@@ -52,9 +52,8 @@ class Setting:
         packed: rows are packed into buckets and backfilled from the lowest exit (the eager runner); else a layer runs
             on the rows that it has and fills in only those that need it.
         padded_calls: sources go into encoder calls of one shape; else any go together (the native runner).
-        parks: rows may wait for company between two layers (all runners but graph).
-        one_piece: layers after the end of a step are passed through all the same, and the head and backfill are one
-            call each (the graph runner).
+        one_piece: a step is one call (the graph runner): no row waits for company between two layers, layers after its
+            end are passed through all the same, and the head and backfill are one call each.
         overlaps: what the host does for a step is hidden behind the device's part of the next, or the other way round.
         cross_cache_rows, cross_cache_tokens: sources whose cross K/V is kept, and tokens of all of them (None: any).
     """
@@ -70,7 +69,6 @@ class Setting:
     cross_cache_tokens: int | None = None
     packed: bool = True
     padded_calls: bool = True
-    parks: bool = True
     one_piece: bool = False
     overlaps: bool = False
 

@@ -10,19 +10,19 @@ threshold is certified for ``project`` alone. Intervals are over articles. Nothi
 summary.json, rows.parquet and the figure.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from calm.cli import program
 from calm.config import Backfill, Consistency
-from calm.errors import CalibrationError, CalmError, DataError
+from calm.device import choose_device
+from calm.errors import CalibrationError, DataError
 from calm.experiment_config import BackfillConfig
 
 from .backfill_rows import FULL, Answers, answered, states
-from .common import Stamp, articles_of, asked_of, can_draw, choose_device, choose_model, finish, say
-from .tables import aligned
-from .trials import Ledger, Row, Trial
+from .common import Stamp, articles_of, asked_of, choose_model, finish, say
+from .experiment import UNFINISHED, draw, keep_rows, say_columns
+from .trials import Ledger, Trial
 
 if TYPE_CHECKING:
     from calm.calibration import Artifact, ModelIdentity
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 VARIANTS = (Backfill.true, Backfill.project, Backfill.copy, Backfill.mask)
 UNIMPORTANT = ("checkpoint", "device", "batch_size")  # to the numbers
 SHOWN = ("variant", "rouge_l", "to_full", "equal_rows", "layers", "fill_of_a_layer", "layers_with_fill")
-UNFINISHED = 5  # exit status: a trial failed
 
 
 def run(config: BackfillConfig, run_dir: Path) -> int:
@@ -40,6 +39,7 @@ def run(config: BackfillConfig, run_dir: Path) -> int:
     from calm.calibration.grid import point_to_json
     from calm.calibration.identity import code_version, hash_rows
     from calm.models.folder import load
+    from calm.report_plots import plot_backfill
 
     model = load(folder, device)
     identity = ModelIdentity.of(model, folder, dtype="float32")
@@ -60,12 +60,9 @@ def run(config: BackfillConfig, run_dir: Path) -> int:
     answers = Answers(model, articles, artifact.policy(threshold), config.batch_size)
     asked = {**asked_of(config, UNIMPORTANT), **told}
     found = Ledger(run_dir, asked).run(trials(config, answers), "backfill", say)
-    if not found.rows:
-        raise CalmError("; ".join(f"{name}: {why}" for name, why in found.failed.items()))
-    write_rows(run_dir / "rows.parquet", found.rows)
-    figures = draw(found.rows, run_dir)
-    shown = [row for row in found.rows if row["kind"] == "quality"]
-    say("\n".join(aligned([SHOWN, *(tuple(_shown(row[name]) for name in SHOWN) for row in shown)], left=1)))
+    rows = keep_rows(found, run_dir)
+    figures = draw("backfill", plot_backfill, rows, run_dir)
+    say_columns([row for row in rows if row["kind"] == "quality"], SHOWN, digits=4)
     summary = {
         **stamp.values(),
         "checkpoint": str(folder),
@@ -74,7 +71,7 @@ def run(config: BackfillConfig, run_dir: Path) -> int:
         **told,
         "certified_for": {"tolerance": config.tolerance, "backfill": Backfill.project.value},
         "num_layers": model.num_layers,
-        "rows": found.rows,
+        "rows": rows,
         "failed": found.failed,
         "figures": figures,
     }
@@ -109,31 +106,6 @@ def trials(config: BackfillConfig, answers: Answers) -> list[Trial]:
         for name in names
     ]
     return [*found, Trial({"trial": "states", "variant": "all"}, lambda: states(config, answers))]
-
-
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    import pandas as pd
-
-    pd.DataFrame(list(rows)).to_parquet(path, compression="zstd")
-
-
-def draw(rows: Sequence[Row], run_dir: Path) -> list[str]:
-    """The figure as PNG and PDF; nothing where matplotlib is not installed."""
-    if not can_draw():
-        return []
-    import pandas as pd
-
-    from calm.report_plots import plot_backfill
-
-    axes = plot_backfill(pd.DataFrame(list(rows)))
-    names = [f"backfill.{kind}" for kind in ("png", "pdf")]
-    for name in names:
-        axes[0].figure.savefig(run_dir / name, dpi=150, metadata={"CreationDate": None} if name[-1] == "f" else None)
-    return names
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 main = program("backfill", BackfillConfig, run)

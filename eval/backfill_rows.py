@@ -165,7 +165,6 @@ def grouped(config: BackfillConfig, df: "pd.DataFrame", kind: str, by: list[str]
 
 def averaged(name: str, values: np.ndarray, config: BackfillConfig) -> Row:
     """Mean over articles and its 95 % interval."""
-    from calm.metrics import bootstrap_ci, mean
+    from calm.metrics import with_interval
 
-    low, high = bootstrap_ci(values, config.seed, config.bootstrap)
-    return {name: mean(values), f"{name}_low": low, f"{name}_high": high}
+    return dict(with_interval(name, values, config.seed, config.bootstrap))

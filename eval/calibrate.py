@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from calm.cli import program
 from calm.config import CalibrateConfig, DataConfig, Pretext, SplitConfig
+from calm.device import choose_device
 
 from .common import (
     Stamp,
-    choose_device,
     choose_dtype,
     choose_model,
     choose_runner,

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calm.config import DataConfig, DecoderName, Device, Precision, RunnerName
+from calm.config import DataConfig, DecoderName, Precision, RunnerName
 from calm.errors import FP16_REFUSED, CheckpointError, ConfigError
 from calm.run_dir import is_first_process
 
@@ -59,18 +59,6 @@ def choose_model(checkpoint: str | None, root: Path = Path("runs")) -> Path:
     folder = max(found, key=lambda each: (each / "early_exit.json").stat().st_mtime)
     say(f"model: {folder} (the newest under {root}/; checkpoint=FOLDER chooses another)")
     return folder
-
-
-def choose_device(device: Device) -> str:
-    """``cpu`` or ``cuda:N``. Raises ConfigError when device=cuda finds none."""
-    import torch
-
-    available = torch.cuda.is_available()
-    if device is Device.cuda and not available:
-        raise ConfigError("device=cuda, but torch sees no CUDA device; use device=auto or device=cpu")
-    if device is Device.cpu or not available:
-        return "cpu"
-    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
 
 
 def choose_dtype(precision: Precision) -> str:

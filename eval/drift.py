@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from calm.cli import program
 from calm.config import CONF_DIR, DataConfig, OnDrift
+from calm.device import choose_device
 from calm.drift_config import DriftConfig
 from calm.errors import ConfigError
 
-from .common import Stamp, articles_of, choose_device, choose_model, finish, say
+from .common import Stamp, articles_of, choose_model, finish, say
 from .drift_table import TRAFFIC, USUAL, as_lines, table_of
 from .tables import aligned, markdown
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from calm.cli import program
 from calm.config import BatchRule, DecoderName
+from calm.device import choose_device
 from calm.engine_config import EngineRulesConfig
 
 from .common import (
     Stamp,
     articles_of,
-    choose_device,
     choose_model,
     choose_runner,
     decoder_maker,

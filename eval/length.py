@@ -9,17 +9,18 @@ weights would be with exits, at other lengths. Those are predictions, no timings
 the figure.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from calm.cli import program
-from calm.errors import CalmError, DataError
+from calm.errors import DataError
 from calm.experiment_config import LengthConfig
 
-from .common import Stamp, can_draw, finish, plain, say
+from .common import Stamp, finish, plain, say
+from .experiment import UNFINISHED, draw, keep_rows, say_columns
 from .length_predicted import Predictor
 from .length_records import (
     HALVES,
@@ -33,8 +34,6 @@ from .length_records import (
     source_tokens,
 )
 from .recorded import Recorded, read_answers, read_records
-from .slowest_row import UNFINISHED, write_rows
-from .tables import aligned
 from .trials import Ledger, Trial
 
 RECORDS, PREDICTED = "records", "predicted"
@@ -57,16 +56,16 @@ SHOWN = {
 
 def run(config: LengthConfig, run_dir: Path) -> int:
     stamp, recorded = Stamp("eval.length", config), read_records(config.records)
+    from calm.report_plots import plot_length
+
     sources = source_tokens(config, recorded)
     asked = {**plain(config), "records": recorded.summary["started"]}
     todo = [*recorded_trials(config, recorded, sources), *predicted_trials(config)]
     found = Ledger(run_dir, asked).run(todo, "length", say)
-    if not found.rows:
-        raise CalmError("; ".join(f"{name}: {why}" for name, why in found.failed.items()))
-    write_rows(run_dir / "rows.parquet", found.rows)
+    rows = keep_rows(found, run_dir)
     for part, columns in SHOWN.items():
-        shown = [tuple(_shown(row.get(name)) for name in columns) for row in found.rows if row["part"] == part]
-        say("\n".join(aligned([columns, *shown], left=2)) if shown else f"{part}: nothing")
+        shown = [row for row in rows if row["part"] == part]
+        say_columns(shown, columns, digits=3, left=2) if shown else say(f"{part}: nothing")
     say("step_ratio, call_ratio: full depth / exits, predicted by a measured cost table")
     summary = {
         **stamp.values(),
@@ -75,9 +74,9 @@ def run(config: LengthConfig, run_dir: Path) -> int:
         "source_tokens_read": None if sources is None else sources.most,
         "schedules": {row["row"]: row.get("schedule") for row in recorded.summary["table1"]},
         "predicted_by": "a measured cost table and calm.simulate; no call was timed",
-        "rows": found.rows,
+        "rows": rows,
         "failed": found.failed,
-        "figures": draw(found.rows, run_dir),
+        "figures": draw("length", plot_length, rows, run_dir),
     }
     finish(summary, run_dir)
     return UNFINISHED if found.failed else 0
@@ -128,25 +127,6 @@ def by_position_of(config: LengthConfig, recorded: Recorded, name: str) -> list[
 
 def by_halves_of(config: LengthConfig, recorded: Recorded, name: str) -> list[dict[str, Any]]:
     return by_halves(read_answers(recorded, name), recorded.num_layers, config)
-
-
-def draw(rows: Sequence[dict[str, Any]], run_dir: Path) -> list[str]:
-    """The figure as PNG and PDF; nothing where matplotlib is not installed."""
-    if not can_draw():
-        return []
-    import pandas as pd
-
-    from calm.report_plots import plot_length
-
-    axes = plot_length(pd.DataFrame(list(rows)))
-    names = [f"length.{kind}" for kind in ("png", "pdf")]
-    for name in names:
-        axes[0].figure.savefig(run_dir / name, dpi=150, metadata={"CreationDate": None} if name[-1] == "f" else None)
-    return names
-
-
-def _shown(value: Any) -> str:
-    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 main = program("length", LengthConfig, run)

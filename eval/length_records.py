@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
 from calm.config import DataConfig
 from calm.errors import CalmError, DataError
 from calm.experiment_config import LengthConfig
-from calm.metrics import bootstrap_ci
+from calm.metrics import with_interval
 
 from .common import articles_of, say
 from .recorded import Answers, Recorded
@@ -109,7 +109,7 @@ def by_length(
                 "tokens": int(answers.lengths[which].sum()),
                 "cut": None if most is None else float((lengths[which] > most).mean()),
                 **skipped(answers.emission[which], num_layers, config),
-                **_mean("loss", answers.loss[which], config),
+                **with_interval("loss", answers.loss[which], config.seed, config.bootstrap),
             }
         )
     return rows
@@ -121,7 +121,7 @@ def by_position(answers: Answers, num_layers: int, config: LengthConfig) -> list
     for place in range(answers.emission.shape[1]):
         layers = answers.emission[answers.lengths > place, place]
         if len(layers) >= config.fewest:
-            values = _mean("layers_skipped", 1 - layers / num_layers, config)
+            values = with_interval("layers_skipped", 1 - layers / num_layers, config.seed, config.bootstrap)
             rows.append({"group": place + 1, "articles": len(layers), "tokens": len(layers), **values})
     return rows
 
@@ -142,7 +142,7 @@ def by_halves(answers: Answers, num_layers: int, config: LengthConfig) -> list[d
                 differences.append((inside[:half].mean() - inside[len(inside) - half :].mean()) / num_layers)
         if differences:
             found[f"{name}articles"] = len(differences)
-            found |= _mean(f"{name}late_minus_early", np.array(differences), config)
+            found |= with_interval(f"{name}late_minus_early", np.array(differences), config.seed, config.bootstrap)
     return [found] if found else []
 
 
@@ -162,8 +162,3 @@ def skipped(emission: Int[np.ndarray, "articles tokens"], num_layers: int, confi
     low, high = np.quantile(found, [0.025, 0.975])
     mean = 1 - float(layers.sum() / tokens.sum()) / num_layers
     return {"layers_skipped": mean, "layers_skipped_low": float(low), "layers_skipped_high": float(high)}
-
-
-def _mean(name: str, values: Float[np.ndarray, " articles"], config: LengthConfig) -> dict[str, float]:
-    low, high = bootstrap_ci(values, config.seed, config.bootstrap)
-    return {name: float(values.mean()), f"{name}_low": low, f"{name}_high": high}

@@ -13,8 +13,6 @@ from calm.errors import ConfigError, DataError
 
 from .common import say
 
-NEEDED = ("id", "row", "crossing_layers", "emission_layers")
-
 
 @dataclass(frozen=True)
 class Recorded:
@@ -100,7 +98,7 @@ def read_records(folder: str | None) -> Recorded:
     try:
         summary: dict[str, Any] = json.loads((where / "summary.json").read_text("utf-8"))
         summary["table1"]  # noqa: B018
-        table = pq.read_table(where / "records.parquet", columns=list(NEEDED))
+        table = pq.read_table(where / "records.parquet", columns=["row", "crossing_layers"])
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise DataError(f"{where} holds no summary.json and records.parquet of eval.table1 ({error})") from None
     say(f"records: {where}")

@@ -54,12 +54,11 @@ class Runs:
 
     def rouge_l(self) -> dict[str, float]:
         """Mean ROUGE-L to the references of the articles that were served, and its 95 % interval."""
-        from calm.metrics import bootstrap_ci, rouge_l_many
+        from calm.metrics import rouge_l_many, with_interval
 
         articles = self.workload.articles
         scores = rouge_l_many([answer.text for answer in self.served], [article.target for article in articles])
-        low, high = bootstrap_ci(scores, self.workload.config.seed)
-        return {"rouge_l": float(scores.mean()), "rouge_l_low": low, "rouge_l_high": high}
+        return with_interval("rouge_l", scores, self.workload.config.seed)
 
     def depth(self, clock: Clocked) -> float:
         """Mean crossing layer of the tokens that a clock sees of the last whole call."""

@@ -10,7 +10,8 @@ over the draws. Writes summary.json, rows.parquet and the figure.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +22,29 @@ from calm.cli import program
 from calm.errors import CalmError
 from calm.experiment_config import SlowestRowConfig
 
-from .common import Stamp, can_draw, finish, plain, say
+from .common import Stamp, finish, plain, say
+from .experiment import UNFINISHED, draw, keep_rows, say_columns
 from .recorded import Recorded, read_records
-from .tables import aligned
 from .trials import Ledger, Trial
 
 OWN, SYNC = "own", "sync"
 SHOWN = ("row", "batch", "rule", "layers", "stops_early", "involuntary")
-UNFINISHED = 5  # exit status: a trial failed
 
 
 def run(config: SlowestRowConfig, run_dir: Path) -> int:
     stamp, recorded = Stamp("eval.slowest_row", config), read_records(config.records)
+    from calm.report_plots import plot_slowest_row
+
     asked = {**plain(config), "records": recorded.summary["started"]}
     found = Ledger(run_dir, asked).run(list(trials(config, recorded)), "slowest row", say)
-    if not found.rows:
-        raise CalmError("; ".join(f"{name}: {why}" for name, why in found.failed.items()))
-    write_rows(run_dir / "rows.parquet", found.rows)
-    figures = draw(found.rows, recorded.num_layers, run_dir)
-    shown = [row for row in found.rows if row["hard_share"] is None]
-    say("\n".join(aligned([SHOWN, *(tuple(_shown(row[name]) for name in SHOWN) for row in shown)], left=1)))
+    rows = keep_rows(found, run_dir)
+    figures = draw("slowest_row", partial(plot_slowest_row, num_layers=recorded.num_layers), rows, run_dir)
+    say_columns([row for row in rows if row["hard_share"] is None], SHOWN, digits=3)
     summary = {
         **stamp.values(),
         "records": str(recorded.folder),
         "num_layers": recorded.num_layers,
-        "rows": found.rows,
+        "rows": rows,
         "failed": found.failed,
         "figures": figures,
     }
@@ -142,31 +141,6 @@ def interval(values: np.ndarray, weights: np.ndarray) -> tuple[float, float, flo
     mean = float((values * weights).sum() / weights.sum())
     half = 1.96 * float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     return mean, mean - half, mean + half
-
-
-def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    import pandas as pd
-
-    pd.DataFrame(list(rows)).to_parquet(path, compression="zstd")
-
-
-def draw(rows: Sequence[dict[str, Any]], num_layers: int, run_dir: Path) -> list[str]:
-    """The figure as PNG and PDF; nothing where matplotlib is not installed."""
-    if not can_draw():
-        return []
-    import pandas as pd
-
-    from calm.report_plots import plot_slowest_row
-
-    axes = plot_slowest_row(pd.DataFrame(list(rows)), num_layers)
-    names = [f"slowest_row.{kind}" for kind in ("png", "pdf")]
-    for name in names:
-        axes[0].figure.savefig(run_dir / name, dpi=150, metadata={"CreationDate": None} if name[-1] == "f" else None)
-    return names
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 main = program("slowest_row", SlowestRowConfig, run)

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calm.cli import program
+from calm.device import choose_device
 from calm.errors import CalmError, DataError
 from calm.experiment_config import SuitabilityConfig
 
-from .common import Stamp, articles_of, asked_of, can_draw, choose_device, choose_model, finish, say
+from .common import Stamp, articles_of, asked_of, choose_model, finish, say
+from .experiment import draw, keep_rows
 from .tables import aligned
 from .trials import Ledger, Row, Trial
 
@@ -35,6 +37,7 @@ def run(config: SuitabilityConfig, run_dir: Path) -> int:
     stamp, folder = Stamp("eval.suitability", config), choose_model(config.checkpoint)
     device = choose_device(config.device)
     from calm.calibration.identity import hash_rows
+    from calm.report_plots import plot_suitability
 
     from .layer_answers import is_ours, open_any, weights_hash
 
@@ -47,8 +50,8 @@ def run(config: SuitabilityConfig, run_dir: Path) -> int:
     found = Ledger(run_dir, asked).run(list(trials(model, examples, config.batch_size)), "suitability", say)
     if found.failed:
         raise CalmError(next(iter(found.failed.values())))
-    write_rows(run_dir / "rows.parquet", found.rows)
-    measured = findings(config, model, found.rows, is_ours(folder))
+    rows = keep_rows(found, run_dir)
+    measured = findings(config, model, rows, is_ours(folder))
     say("\n".join(aligned(table_of(measured["layers"]), left=1)))
     say("\n".join(aligned(bytes_table(measured["bounds"]), left=2)))
     say(measured["verdict"]["because"])
@@ -58,7 +61,7 @@ def run(config: SuitabilityConfig, run_dir: Path) -> int:
         "weights_sha256": weights,
         "corpus": corpus,
         **measured,
-        "figures": draw(measured["layers"], run_dir),
+        "figures": draw("suitability", plot_suitability, measured["layers"], run_dir),
     }
     finish(summary, run_dir)
     return 0
@@ -193,28 +196,6 @@ def bytes_table(bounds: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
         for row in bounds
     ]
     return [head, *body]
-
-
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """One record for each article."""
-    import pandas as pd
-
-    pd.DataFrame(list(rows)).to_parquet(path, compression="zstd")
-
-
-def draw(layers: Sequence[dict[str, Any]], run_dir: Path) -> list[str]:
-    """The figure as PNG and PDF; nothing where matplotlib is not installed."""
-    if not can_draw():
-        return []
-    import pandas as pd
-
-    from calm.report_plots import plot_suitability
-
-    axes = plot_suitability(pd.DataFrame(list(layers)))
-    names = [f"suitability.{kind}" for kind in ("png", "pdf")]
-    for name in names:
-        axes[0].figure.savefig(run_dir / name, dpi=150, metadata={"CreationDate": None} if name[-1] == "f" else None)
-    return names
 
 
 main = program("suitability", SuitabilityConfig, run)

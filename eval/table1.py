@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from calm.cli import program
 from calm.config import Table1Config
+from calm.device import choose_device
 
 from .common import (
     Stamp,
-    choose_device,
     choose_dtype,
     choose_model,
     choose_runner,

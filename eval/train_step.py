@@ -32,7 +32,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from calm.checkpoint import write_json
 from calm.cli import program
-from calm.config import Device, ExitLoss, FinetuneConfig, Precision, ShapeConfig, StepShape, TrainStepConfig
+from calm.config import ExitLoss, FinetuneConfig, Precision, ShapeConfig, StepShape, TrainStepConfig
+from calm.device import choose_device
 from calm.environment import environment
 from calm.losses import layer_losses
 from calm.models.build import build_from_scratch
@@ -291,9 +292,8 @@ def goals(records: list[dict[str, Any]], rotate: int) -> dict[str, bool]:
 
 
 def run(config: TrainStepConfig, run_dir: Path) -> None:
-    cuda = config.device is Device.cuda or (config.device is Device.auto and torch.cuda.is_available())
-    device = torch.device("cuda" if cuda else "cpu")
-    low = config.precision is Precision.bf16 or (config.precision is Precision.auto and cuda)
+    device = torch.device(choose_device(config.device))
+    low = config.precision is Precision.bf16 or (config.precision is Precision.auto and device.type == "cuda")
     records = measure(config, device, torch.bfloat16 if low else None)
     met = goals(records, config.rotate)
     print("\n".join(table(records)))

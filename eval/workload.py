@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calm.config import BatchRule, Head, Measure, Schedule, TraceKind
+from calm.device import choose_device
 from calm.engine_config import ServingConfig, served_numbers
 from calm.errors import ConfigError
 
-from .common import articles_of, choose_device, choose_model, say
+from .common import articles_of, choose_model, say
 from .sessions import FULL
 
 if TYPE_CHECKING:

@@ -220,7 +220,7 @@ def _graph(model: ServedModel, options: EngineOptions, exits: Exits, clock: Cloc
         exits,
         _torch_prefill(model, options),
         machine,
-        lambda rule, rows, bucket: GraphWave(machine, rule, rows, bucket),
+        lambda rule, rows, bucket: GraphWave(machine, rows, bucket),
     )
 
 

@@ -93,7 +93,7 @@ class RuleChoice:
         return min(self._candidates(running), key=lambda rule: self._seconds(rule, traces))  # the first of equals
 
     def _candidates(self, running: int) -> list[Rule]:
-        if not self._setting.parks:
+        if self._setting.one_piece:  # it can park nobody
             return [Rule(BatchRule.own), Rule(BatchRule.compact)]
         company = self._options.company
         companies = [company] if company else sorted({max(2, running // share) for share in (8, 4, 2)})

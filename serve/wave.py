@@ -42,7 +42,8 @@ class Machine:
     classifier: Callable[[Tensor], Tensor]
     record: bool
     clock: Clock
-    parks: ClassVar[bool] = True  # rows may wait for company between two layers
+    one_piece: ClassVar[bool] = False  # the host follows a step layer by layer, and rows may wait between two
+    overlap: ClassVar[bool] = False  # the next step is not sent before this one is read
 
     def bucket(self, rows: int) -> int:
         """The smallest batch size that holds ``rows``."""

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calm.child import die_with_parent
-from calm.config import BatchRule, Measure
+from calm.config import BatchRule, Device, Measure
+from calm.device import choose_device
 from calm.errors import CalmError, CheckpointError, ConfigError
 from calm.policies import Full, Policy
 
@@ -144,9 +145,7 @@ def made(settings: Settings) -> Engine:
     if not isinstance(dtype, torch.dtype):
         raise ConfigError(f"dtype={settings.dtype!r:.40} is none; give float32 or bfloat16")
     torch.set_num_threads(1)
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = choose_device(Device.auto) if settings.device == Device.auto.value else settings.device
     return Engine(settings.folder, settings.options, device=device, dtype=dtype)
 
 
@@ -168,10 +167,9 @@ def warm(engine: Engine) -> float:
     if picked is not None and (picked.measure is not Measure.classifier or model.classifier is not None):
         policies.append(picked.policy(0.5))
     asked = [RequestOptions(policy=policy, max_tokens=min(WARM_TOKENS, model.max_target)) for policy in policies]
-    prepare = getattr(engine.machine, "prepare", None)
-    if prepare is not None:  # a capture in mid-service would look like an engine that hangs
+    if engine.machine.one_piece:  # a capture in mid-service would look like an engine that hangs
         with torch.inference_mode():
-            prepare(*_served(engine))
+            engine.machine.prepare(*_served(engine))
     longest = float("inf")
     for turn in range(2):  # the first is cold; another source, or it would be known already
         before = engine.clock.steps

@@ -81,7 +81,7 @@ class GraphMachine:
         measured: batch sizes that a cost table is measured at.
     """
 
-    parks = False  # no row waits for company between two layers
+    one_piece = True  # a step is one call: no row waits for company between two layers
 
     def __init__(
         self,

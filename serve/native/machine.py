@@ -33,7 +33,7 @@ class NativeMachine:
         confidences: (slots, L), where they are recorded.
     """
 
-    parks = True  # rows may wait for company between two layers
+    one_piece = overlap = False
 
     def __init__(
         self,

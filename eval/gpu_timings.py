@@ -1,0 +1,225 @@
+"""How fast is it, and how near to the card? The parts of eval.gpu_check that time."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from calm.config import BatchRule, Measure, RunnerName, TraceKind
+from calm.engine_config import ServingConfig
+from calm.policies import Full
+from serve.engine import Engine
+from serve.graph.frame import GIVEN
+from serve.graph.machine import GraphMachine
+
+from .gpu_answers import SOURCE, Record, steppings
+
+
+def ceilings(device: str, shapes: Sequence[str], out: Path) -> Record:
+    """What the card can do at most, and what a launch and a wait cost."""
+    from .ceilings import probe
+
+    found: Record = probe(device=device).to_json()
+    if device == "cuda":
+        source = torch.empty(1 << 30, dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        seconds = timed(lambda: target.copy_(source), device, 20)
+        found["copy_bytes_per_s"] = 2 * source.numel() / seconds
+        small = torch.zeros(1, device=device)
+        found["launch_s"] = timed(lambda: small.add_(1), device, 200)
+        graph = torch.cuda.CUDAGraph()
+        small.add_(1)
+        with torch.cuda.graph(graph):
+            for _ in range(200):
+                small.add_(1)
+        found["graph_node_s"] = timed(graph.replay, device, 20) / 200
+        began = time.perf_counter()
+        for _ in range(50):
+            torch.cuda.synchronize()
+        found["synchronize_s"] = (time.perf_counter() - began) / 50
+    return found
+
+
+def timed(act: Callable[[], object], device: str, times: int) -> float:
+    """Seconds of one call: the median of five goes of ``times`` calls each, the first of six not counted."""
+    found = []
+    for _ in range(6):
+        began = time.perf_counter()
+        for _ in range(times):
+            act()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        found.append((time.perf_counter() - began) / times)
+    return statistics.median(found[1:])
+
+
+def core(device: str, shapes: Sequence[str], out: Path) -> Record:
+    """Full depth and early exit at the sizes that goals are about, with floors and predictions."""
+    small, large = shapes
+    batches = [1, 64] if device == "cuda" else [1, 2]
+    found: Record = {}
+    for shape in (small, large):
+        found[shape if shape not in found else f"{shape} again"] = _serving(device, shape, batches, out, "core")
+    return found
+
+
+def matrix(device: str, shapes: Sequence[str], out: Path) -> Record:
+    """Every measure, rule and trace of both shapes: Figures 1 and 2."""
+    batches = [1, 8, 32] if device == "cuda" else [1, 2]
+    measures = [Measure.softmax, Measure.state, Measure.classifier]
+    rules = [BatchRule.own, BatchRule.compact, BatchRule.sync]
+    traces = [TraceKind.tight, TraceKind.wide]
+    return {
+        shape: _serving(device, shape, batches, out, "matrix", measures, rules, traces)
+        for shape in dict.fromkeys(shapes)
+    }
+
+
+def _serving(
+    device: str,
+    shape: str,
+    batches: list[int],
+    out: Path,
+    kind: str,
+    measures: Sequence[Measure] = (Measure.state,),
+    rules: Sequence[BatchRule] = (BatchRule.own, BatchRule.compact, BatchRule.sync),
+    traces: Sequence[TraceKind] = (TraceKind.tight,),
+) -> Record:
+    """eval.throughput's own run, and Figures 1 and 2 of it where they can be drawn."""
+    from .common import plain
+    from .serving_figures import LATENCY, THROUGHPUT, draw_figure
+    from .serving_run import measured
+    from .workload import shape_workload
+
+    config = ServingConfig(
+        shape=shape, source_tokens=[SOURCE if device == "cuda" else 16], batches=batches, measures=list(measures),
+        rules=list(rules), traces=list(traces), dtype="bf16", runner=RunnerName.graph, device=_device(device),
+        repeats=5 if device == "cuda" else 2, few=8, many=72 if device == "cuda" else 12, attempts=1, allow_noisy=True,
+    )  # fmt: skip
+    folder = out / kind / shape
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {"config": plain(config), **measured(shape_workload(config, shape), folder)}
+    figures = [name for drawn in (THROUGHPUT, LATENCY) for name in draw_figure(found, drawn, folder)]
+    return {**found, "figures": figures}
+
+
+def _device(device: str) -> Any:
+    from calm.config import Device
+
+    return Device(device)
+
+
+@torch.inference_mode()
+def gaps(device: str, shapes: Sequence[str], out: Path) -> Record:
+    """Of a step at batch 1: how much of it the device works, and how many kernels a layer is."""
+    from calm.rules import Rule
+
+    from .shapes import random_sources, served_shape
+
+    found: Record = {}
+    acts: dict[str, Callable[[], object]] = {}
+    for shape in dict.fromkeys(shapes):
+        model = served_shape(shape, torch.bfloat16, SOURCE, 128, 0, device)
+        for stepping in steppings(device):
+            engine = Engine(model, runner=RunnerName.graph, stepping=stepping, max_batch=1, buckets=(1,))
+            engine.add_request(
+                random_sources(model.spec.vocab_size, 1, 64)[0], policy=Full(), max_tokens=128, ignore_eos=True
+            )
+            for _ in range(8):
+                engine.step()
+            machine: GraphMachine = engine.machine
+            act = machine.stepped(Rule(BatchRule.own), 1)
+            began, steps = time.perf_counter(), 0
+            while engine.has_work:
+                engine.step()
+                steps += 1
+            whole = (time.perf_counter() - began) / steps
+            machine.frame(1).given[GIVEN.index("chained")] = 0  # the same position again and again
+            busy = timed(act, device, 50)
+            found[f"{shape} {stepping.value}"] = {
+                "step_s": whole,
+                "device_s": busy,
+                "gap_share": max(0.0, 1.0 - busy / whole),
+                "num_layers": model.spec.num_layers,
+            }
+            acts[f"{shape} {stepping.value}"] = act
+    for name, counted in acts.items():  # once a profiler has begun, everything is slower
+        found[name]["kernels"] = kernels_of(counted, device)
+    return found
+
+
+def kernels_of(act: Callable[[], object], device: str) -> int | None:
+    """Kernels that one call runs on the device; None where nobody counts them."""
+    if device != "cuda":
+        return None
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        act()
+        torch.cuda.synchronize()
+    return sum(int(event.count) for event in seen.key_averages() if str(event.device_type).endswith("CUDA"))
+
+
+def transformers(device: str, shapes: Sequence[str], out: Path) -> Record:
+    """Hugging Face's generate at batch 1, eager and compiled with a static cache, on the weights of ``core``."""
+    from transformers import CompileConfig
+
+    from .shapes import random_model, random_sources
+
+    found: Record = {}
+    few, many = (8, 72) if device == "cuda" else (2, 6)
+    source = SOURCE if device == "cuda" else 16
+    for shape in dict.fromkeys(shapes):
+        model = random_model(shape, SOURCE, 128).hf.to(device, torch.bfloat16)
+        ids = torch.tensor(random_sources(model.config.vocab_size, 1, source), device=device)
+        for name, extra in (
+            ("eager", {}),
+            ("compiled", {"cache_implementation": "static", "compile_config": CompileConfig()}),
+        ):
+
+            def call(tokens: int, extra: dict[str, Any] = extra, model: Any = model, ids: Any = ids) -> None:
+                model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, **extra)
+
+            try:
+                # the longer one first: its cache serves both, and one compilation
+                seconds = {n: timed(lambda n=n, go=call: go(n), device, 1) for n in (many, few)}  # type: ignore[misc]
+            except Exception as error:
+                found[f"{shape} {name}"] = {"why": f"{type(error).__name__}: {str(error)[:200]}"}
+                continue
+            found[f"{shape} {name}"] = {"decode_s": (seconds[many] - seconds[few]) / (many - few)}
+    return found
+
+
+def training(device: str, shapes: Sequence[str], out: Path) -> Record:
+    """A finetuning step of the small shape in bf16, exits included: tokens a second, and the share of a product's rate.
+
+    A plain step counts as six operations a weight and token of its side (forward and backward), heads of exits and
+    attention left out.
+    """
+    from calm.config import StepShape, TrainStepConfig
+
+    from .train_step import CASES, build, measure
+
+    kind = StepShape.small if device == "cuda" else StepShape.tiny
+    config = TrainStepConfig(shapes=[kind], batch_size=32 if device == "cuda" else 2, repeats=3, warmup=1, memory=False)
+    low = torch.bfloat16 if device == "cuda" else None
+    records = measure(config, torch.device(device), low)
+    model = build(CASES[kind], torch.device("cpu"), 0).hf
+    sides = {name: sum(p.numel() for p in getattr(model, name).parameters()) for name in ("encoder", "decoder")}
+    sides["encoder"] -= model.shared.weight.numel()  # looked up, not multiplied
+    sides["decoder"] += model.lm_head.weight.numel() - model.shared.weight.numel()
+    peak = product_flops(device, low or torch.float32)
+    for record in records:
+        work = 6.0 * (sides["encoder"] * record["source_tokens"] + sides["decoder"] * record["target_tokens"])
+        record["share_of_peak"] = work / statistics.median(record["seconds"]) / peak
+    return {"records": records, "product_flops": peak}
+
+
+def product_flops(device: str, dtype: torch.dtype) -> float:
+    """Operations a second of a large square product."""
+    size = 8192 if device == "cuda" else 512
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return 2.0 * size**3 / timed(lambda: left @ right, device, 10)
