@@ -50,7 +50,7 @@ class Settings:
     Attributes:
         folder: of the model.
         name: as requests call the model.
-        device: of torch, or ``auto``: a GPU where there is one.
+        device: as ``device=`` says it (calm.device), or one of torch's.
         dtype: by its name in torch.
     """
 
@@ -145,7 +145,9 @@ def made(settings: Settings) -> Engine:
     if not isinstance(dtype, torch.dtype):
         raise ConfigError(f"dtype={settings.dtype!r:.40} is none; give float32 or bfloat16")
     torch.set_num_threads(1)
-    device = choose_device(Device.auto) if settings.device == Device.auto.value else settings.device
+    device = settings.device
+    if device in tuple(Device):
+        device = choose_device(Device(device))
     return Engine(settings.folder, settings.options, device=device, dtype=dtype)
 
 

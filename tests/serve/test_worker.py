@@ -312,3 +312,10 @@ def test_a_client_may_know_what_is_certified_as_it_is_served() -> None:
     assert coupled.tolerances == {"risk": (0.01,)}  # full depth
     plain = info_of(story_engine(), "m")
     assert (plain.tolerances, plain.measure) == ({}, None)
+
+
+def test_a_gpu_that_is_not_there_is_one_clear_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError, match="device=cuda, but torch sees no CUDA device; use device=auto or device=cpu"):
+        made(replace(settings(folder), device="cuda"))
+    assert made(replace(settings(folder), device="auto")).model.device.type == "cpu"
