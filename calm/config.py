@@ -623,7 +623,7 @@ def register() -> None:
 
     from .drift_config import DriftConfig, traffic_choices
     from .engine_config import EngineRulesConfig, PeersConfig, ServingConfig
-    from .experiment_config import BackfillConfig, LengthConfig, SlowestRowConfig, SuitabilityConfig
+    from .experiment_config import SCHEMAS
     from .load_config import LoadConfig
     from .serve_config import ServeConfig
     from .soak_config import HttpShareConfig, SoakConfig
@@ -645,9 +645,7 @@ def register() -> None:
         store.store(group="traffic", name=name, node=choice)
     store.store(name="soak_schema", node=SoakConfig)
     store.store(name="http_share_schema", node=HttpShareConfig)
-    store.store(name="slowest_row_schema", node=SlowestRowConfig)
-    store.store(name="suitability_schema", node=SuitabilityConfig)
-    store.store(name="backfill_schema", node=BackfillConfig)
-    store.store(name="length_schema", node=LengthConfig)
+    for name, schema in SCHEMAS.items():
+        store.store(name=f"{name}_schema", node=schema)
     store.store(group="model", name="_schema", node=ModelConfig)
     store.store(group="data", name="_schema", node=DataConfig)

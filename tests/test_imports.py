@@ -20,7 +20,7 @@ DOORS = {
     "wandb": ("calm/tracking.py",),
     "datasets": ("calm/data/", "eval/rouge_module.py"),  # a metric module of evaluate declares its columns with it
     "accelerate": ("train/", "eval/"),
-    "matplotlib": ("calm/plotting.py", "calm/report_plots.py"),
+    "matplotlib": ("calm/plotting.py", "calm/report_plots/panels.py"),
     "evaluate": ("eval/",),
     "fastapi": ("serve/http/",),
     "starlette": ("serve/http/",),

@@ -1,0 +1,29 @@
+"""Settings of eval.backfill."""
+
+from dataclasses import dataclass
+
+from ..config import INF, DataConfig, Device, Measure, check_range
+
+
+@dataclass
+class BackfillConfig:
+    """python -m eval.backfill."""
+
+    checkpoint: str | None = None  # default: the newest model folder under runs/
+    data: DataConfig | None = None  # default: the corpus that the model was trained on
+    n: int | None = 300  # articles of the test split, one of each family; None: all of them
+    tolerance: float = 0.05  # whose certified threshold is used
+    measure: Measure | None = None  # None: the one that dev picked
+    least: int = 20  # articles that an average needs: positions and depths with fewer are left out
+    batch_size: int = 64
+    device: Device = Device.auto
+    bootstrap: int = 1_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.n is not None:
+            check_range("n", self.n, 1, INF)
+        check_range("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
+        for name in ("least", "batch_size", "bootstrap"):
+            check_range(name, getattr(self, name), 1, INF)
+        check_range("seed", self.seed, 0, 2**32 - 1)
