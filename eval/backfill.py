@@ -39,7 +39,6 @@ def run(config: BackfillConfig, run_dir: Path) -> int:
     from calm.calibration.grid import point_to_json
     from calm.calibration.identity import code_version, hash_rows
     from calm.models.folder import load
-    from calm.report_plots import plot_backfill
 
     model = load(folder, device)
     identity = ModelIdentity.of(model, folder, dtype="float32")
@@ -61,7 +60,6 @@ def run(config: BackfillConfig, run_dir: Path) -> int:
     asked = {**asked_of(config, UNIMPORTANT), **told}
     found = Ledger(run_dir, asked).run(trials(config, answers), "backfill", say)
     rows = keep_rows(found, run_dir)
-    figures = draw("backfill", plot_backfill, rows, run_dir)
     say_columns([row for row in rows if row["kind"] == "quality"], SHOWN, digits=4)
     summary = {
         **stamp.values(),
@@ -73,8 +71,8 @@ def run(config: BackfillConfig, run_dir: Path) -> int:
         "num_layers": model.num_layers,
         "rows": rows,
         "failed": found.failed,
-        "figures": figures,
     }
+    summary["figures"] = draw("backfill", summary, run_dir)
     finish(summary, run_dir)
     return UNFINISHED if found.failed else 0
 

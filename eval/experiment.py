@@ -1,17 +1,14 @@
 """What every experiment of trials leaves: its rows as Parquet, its figure as PNG and PDF."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from calm.errors import CalmError
 
 from .common import can_draw, say
 from .tables import aligned
 from .trials import Found, Row
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 UNFINISHED = 5  # exit status: a trial failed
 
@@ -30,22 +27,21 @@ def keep_rows(found: Found, run_dir: Path) -> list[Row]:
     return found.rows
 
 
-def draw(
-    name: str, plot: "Callable[[pd.DataFrame], Any]", rows: Sequence[Mapping[str, Any]], run_dir: Path
-) -> list[str]:
+def draw(experiment: str, summary: Mapping[str, Any], run_dir: Path) -> list[str]:
     """Names of the files of the figure; none where matplotlib is not installed.
 
     Args:
-        plot: a figure of calm.report_plots, DataFrame -> Axes.
+        experiment: of calm.report_plots.
+        summary: what its figure is drawn from.
     """
     if not can_draw():
         return []
-    import pandas as pd
+    from calm.report_plots import draw_panels, panels_of
 
-    figure = plot(pd.DataFrame(list(rows)))[0].figure
-    figure.savefig(run_dir / f"{name}.png", dpi=150)
-    figure.savefig(run_dir / f"{name}.pdf", metadata={"CreationDate": None})
-    return [f"{name}.png", f"{name}.pdf"]
+    figure = draw_panels(panels_of(experiment, summary))[0].figure
+    figure.savefig(run_dir / f"{experiment}.png", dpi=150)
+    figure.savefig(run_dir / f"{experiment}.pdf", metadata={"CreationDate": None})
+    return [f"{experiment}.png", f"{experiment}.pdf"]
 
 
 def say_columns(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], digits: int, left: int = 1) -> None:

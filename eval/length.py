@@ -56,8 +56,6 @@ SHOWN = {
 
 def run(config: LengthConfig, run_dir: Path) -> int:
     stamp, recorded = Stamp("eval.length", config), read_records(config.records)
-    from calm.report_plots import plot_length
-
     sources = source_tokens(config, recorded)
     asked = {**plain(config), "records": recorded.summary["started"]}
     todo = [*recorded_trials(config, recorded, sources), *predicted_trials(config)]
@@ -76,8 +74,8 @@ def run(config: LengthConfig, run_dir: Path) -> int:
         "predicted_by": "a measured cost table and calm.simulate; no call was timed",
         "rows": rows,
         "failed": found.failed,
-        "figures": draw("length", plot_length, rows, run_dir),
     }
+    summary["figures"] = draw("length", summary, run_dir)
     finish(summary, run_dir)
     return UNFINISHED if found.failed else 0
 

@@ -11,7 +11,6 @@ over the draws. Writes summary.json, rows.parquet and the figure.
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,9 @@ SHOWN = ("row", "batch", "rule", "layers", "stops_early", "involuntary")
 
 def run(config: SlowestRowConfig, run_dir: Path) -> int:
     stamp, recorded = Stamp("eval.slowest_row", config), read_records(config.records)
-    from calm.report_plots import plot_slowest_row
-
     asked = {**plain(config), "records": recorded.summary["started"]}
     found = Ledger(run_dir, asked).run(list(trials(config, recorded)), "slowest row", say)
     rows = keep_rows(found, run_dir)
-    figures = draw("slowest_row", partial(plot_slowest_row, num_layers=recorded.num_layers), rows, run_dir)
     say_columns([row for row in rows if row["hard_share"] is None], SHOWN, digits=3)
     summary = {
         **stamp.values(),
@@ -46,8 +42,8 @@ def run(config: SlowestRowConfig, run_dir: Path) -> int:
         "num_layers": recorded.num_layers,
         "rows": rows,
         "failed": found.failed,
-        "figures": figures,
     }
+    summary["figures"] = draw("slowest_row", summary, run_dir)
     finish(summary, run_dir)
     return UNFINISHED if found.failed else 0
 

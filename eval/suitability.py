@@ -37,7 +37,6 @@ def run(config: SuitabilityConfig, run_dir: Path) -> int:
     stamp, folder = Stamp("eval.suitability", config), choose_model(config.checkpoint)
     device = choose_device(config.device)
     from calm.calibration.identity import hash_rows
-    from calm.report_plots import plot_suitability
 
     from .layer_answers import is_ours, open_any, weights_hash
 
@@ -61,8 +60,8 @@ def run(config: SuitabilityConfig, run_dir: Path) -> int:
         "weights_sha256": weights,
         "corpus": corpus,
         **measured,
-        "figures": draw("suitability", plot_suitability, measured["layers"], run_dir),
     }
+    summary["figures"] = draw("suitability", summary, run_dir)
     finish(summary, run_dir)
     return 0
 

@@ -21,6 +21,7 @@ DOORS = {
     "datasets": ("calm/data/", "eval/rouge_module.py"),  # a metric module of evaluate declares its columns with it
     "accelerate": ("train/", "eval/"),
     "matplotlib": ("calm/plotting.py", "calm/report_plots/panels.py"),
+    "plotly": ("calm/report_plots/interactive.py", "eval/report/page.py"),
     "evaluate": ("eval/",),
     "fastapi": ("serve/http/",),
     "starlette": ("serve/http/",),

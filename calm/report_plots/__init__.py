@@ -1,8 +1,33 @@
-"""Figures of the experiments, a file for each: a DataFrame in, Axes out. No file is read or written here."""
+"""Figures of the experiments, a file for each: rows in, panels out. No file is read or written here.
 
-from .backfill import plot_backfill
-from .length import plot_length
-from .slowest_row import plot_slowest_row
-from .suitability import plot_suitability
+``draw_panels`` makes Axes of them, ``interactive`` a plotly figure.
+"""
 
-__all__ = ["plot_backfill", "plot_length", "plot_slowest_row", "plot_suitability"]
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from .backfill import backfill_panels
+from .interactive import interactive
+from .length import length_panels
+from .panels import Panel, draw_panels
+from .slowest_row import slowest_row_panels
+from .suitability import suitability_panels
+
+# by experiment: of the rows and the summary that it left
+FIGURES: dict[str, Callable[[pd.DataFrame, Mapping[str, Any]], list[Panel]]] = {
+    "backfill": backfill_panels,
+    "length": length_panels,
+    "slowest_row": slowest_row_panels,
+    "suitability": suitability_panels,
+}
+ROWS = {"suitability": "layers"}  # where a summary does not call what is drawn ``rows``
+
+
+def panels_of(experiment: str, summary: Mapping[str, Any]) -> list[Panel]:
+    """What the figure of an experiment shows, from its summary.json alone."""
+    return FIGURES[experiment](pd.DataFrame(summary[ROWS.get(experiment, "rows")]), summary)
+
+
+__all__ = ["FIGURES", "Panel", "draw_panels", "interactive", "panels_of"]

@@ -1,10 +1,11 @@
 """Figure of eval.backfill."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
-from .panels import panels
+from .panels import Level, Panel, Series
 
 FILLS = {
     "full": ("#000000", "full depth"),
@@ -16,7 +17,7 @@ FILLS = {
 }
 
 
-def plot_backfill(df: pd.DataFrame, axes: Any = None) -> Any:
+def backfill_panels(df: pd.DataFrame, about: Mapping[str, Any]) -> list[Panel]:
     """Ways of filling skipped layers: ROUGE-L of each, agreement by position, errors of keys and values.
 
     Args:
@@ -24,68 +25,60 @@ def plot_backfill(df: pd.DataFrame, axes: Any = None) -> Any:
             variant, position, equal and its interval; ``error`` variant, cache, skipped, key, value and intervals
             (``alone``: over a true cache).
     """
-    axes = panels(3) if axes is None else axes
-    _quality(axes[0], df[df["kind"] == "quality"])
-    _agreement(axes[1], df[(df["kind"] == "position") & (df["variant"] != "full")])
-    _errors(axes[2], df[df["kind"] == "error"])
-    for ax in axes:
-        ax.grid(alpha=0.3)
-    return axes
+    return [
+        _quality(df[df["kind"] == "quality"]),
+        _agreement(df[(df["kind"] == "position") & (df["variant"] != "full")]),
+        _errors(df[df["kind"] == "error"]),
+    ]
 
 
-def _quality(ax: Any, df: pd.DataFrame) -> None:
-    full, others = df[df["variant"] == "full"], df[df["variant"] != "full"]
-    for row in full.to_dict("records"):
-        ax.axhline(row["rouge_l"], color=FILLS["full"][0], linewidth=1.2)
-        ax.axhspan(row["rouge_l_low"], row["rouge_l_high"], color=FILLS["full"][0], alpha=0.08)
-        ax.annotate(
-            "full depth", (0.02, row["rouge_l"]), xycoords=("axes fraction", "data"), fontsize="small", va="bottom"
-        )
-    for place, row in enumerate(others.to_dict("records")):
-        error = [[row["rouge_l"] - row["rouge_l_low"]], [row["rouge_l_high"] - row["rouge_l"]]]
-        ax.errorbar(place, row["rouge_l"], yerr=error, fmt="o", color=FILLS[row["variant"]][0], capsize=4)
-    ax.set_xticks(range(len(others)), list(others["variant"]))
-    ax.set_xlim(-1.0, len(others) - 0.5)  # room for the line's name
-    ax.set_title("quality", fontsize="medium")
-    ax.set_xlabel("keys and values of skipped layers")
-    ax.set_ylabel("ROUGE-L to the reference, 95 % interval")
+def _quality(df: pd.DataFrame) -> Panel:
+    levels = [
+        Level("full depth", row["rouge_l"], row["rouge_l_low"], row["rouge_l_high"], color=FILLS["full"][0])
+        for row in df[df["variant"] == "full"].to_dict("records")
+    ]
+    points = [
+        Series(FILLS[row["variant"]][1], [row["variant"]], [row["rouge_l"]], [row["rouge_l_low"]],
+               [row["rouge_l_high"]], kind="points", color=FILLS[row["variant"]][0])
+        for row in df[df["variant"] != "full"].to_dict("records")
+    ]  # fmt: skip
+    return Panel(
+        "quality", "keys and values of skipped layers", "ROUGE-L to the reference, 95 % interval", points, levels,
+        x_range=(-1.0, len(points) - 0.5), legend="none",
+    )  # fmt: skip
 
 
-def _agreement(ax: Any, df: pd.DataFrame) -> None:
-    ax.axhline(100, color=FILLS["full"][0], linewidth=1.2)
-    ax.annotate(
-        "full depth", (0.98, 100), xycoords=("axes fraction", "data"), fontsize="small", va="bottom", ha="right"
-    )
+def _agreement(df: pd.DataFrame) -> Panel:
+    series = []
     for variant in dict.fromkeys(df["variant"]):
-        color, label = FILLS[variant]
         part = df[df["variant"] == variant].sort_values("position")
-        ax.plot(part["position"], 100 * part["equal"], color=color, marker="o", markersize=3, label=label)
-        ax.fill_between(
-            part["position"], 100 * part["equal_low"], 100 * part["equal_high"], color=color, alpha=0.12, linewidth=0
-        )
-    ax.set_ylim(0, 110)
-    ax.set_title("agreement with full depth", fontsize="medium")
-    ax.set_xlabel("position in full depth's answer (tokens)")
-    ax.set_ylabel("tokens equal to full depth's (%), 95 % interval")
-    ax.legend(frameon=False, fontsize="small", loc="lower left")
+        equal, low, high = ([100 * each for each in part[name]] for name in ("equal", "equal_low", "equal_high"))
+        color, label = FILLS[variant]
+        series.append(Series(label, list(part["position"]), equal, low, high, color=color))
+    return Panel(
+        "agreement with full depth", "position in full depth's answer (tokens)",
+        "tokens equal to full depth's (%), 95 % interval", series, [Level("full depth", 100, color=FILLS["full"][0])],
+        y_range=(0, 110), legend="lower left",
+    )  # fmt: skip
 
 
-def _errors(ax: Any, df: pd.DataFrame) -> None:
-    ax.axhline(0, color=FILLS["true"][0], linewidth=1.2)
-    ax.annotate("true", (0.98, 0), xycoords=("axes fraction", "data"), fontsize="small", va="bottom", ha="right")
+def _errors(df: pd.DataFrame) -> Panel:
+    series = []
     for variant, cache in dict.fromkeys(zip(df["variant"], df["cache"], strict=True)):
         if (variant, cache) == ("copy", "true"):
             continue  # hardly another line than over its own cache
         color, label = FILLS[variant]
+        marker = "o"
+        if variant == "project" and cache == "true":  # most of it lies under the line of its own cache
+            color, label, marker = "#56b4e9", "project, alone", "s"
         part = df[(df["variant"] == variant) & (df["cache"] == cache)].sort_values("skipped")
-        style: dict[str, Any] = {"color": color, "marker": "o", "markersize": 3}
-        if variant == "project" and cache == "true":  # broad and pale: most of it lies under the line of its own cache
-            label, style = "project, alone", {"color": "#56b4e9", "linewidth": 5, "alpha": 0.5, "zorder": 1}
         for what, line in (("key", "-"), ("value", "--")):
-            ax.plot(part["skipped"], part[what], line, label=label if what == "key" else None, **style)
-            ax.fill_between(part["skipped"], part[f"{what}_low"], part[f"{what}_high"], color=color, alpha=0.12)
-    ax.set_ylim(bottom=-0.05)
-    ax.set_title("keys (solid) and values (dashed)", fontsize="medium")
-    ax.set_xlabel("layers above the exit")
-    ax.set_ylabel("|written - true| / |true|, 95 % interval")
-    ax.legend(frameon=False, fontsize="small", loc="center", bbox_to_anchor=(0.55, 0.64), ncols=2)
+            middle, low, high = (list(part[name]) for name in (what, f"{what}_low", f"{what}_high"))
+            series.append(
+                Series(label, list(part["skipped"]), middle, low, high, color=color, line=line, marker=marker,
+                       legend=what == "key")
+            )  # fmt: skip
+    return Panel(
+        "keys (solid) and values (dashed)", "layers above the exit", "|written - true| / |true|, 95 % interval", series,
+        [Level("true", 0, color=FILLS["true"][0])], y_range=(-0.05, 1.9), legend="upper left", columns=2,
+    )  # fmt: skip

@@ -1,11 +1,12 @@
 """Figure of eval.slowest_row."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
 from ..plotting import color_of
-from .panels import panels
+from .panels import PALETTE, Level, Panel, Series
 
 RULES = {
     "own": ("#000000", "--", "o"),
@@ -13,49 +14,45 @@ RULES = {
     "quantile 0.9": ("#0072b2", "-", "^"),
     "quantile 0.5": ("#56b4e9", "-", "v"),
 }
-OTHERS = ("#009e73", "#cc79a7", "#e69f00")
+LAYERS = "layers that a token runs, mean and 95 % interval"
 
 
-def plot_slowest_row(df: pd.DataFrame, num_layers: int, axes: Any = None) -> Any:
+def slowest_row_panels(df: pd.DataFrame, about: Mapping[str, Any]) -> list[Panel]:
     """Where tokens stop against the batch size, a panel for each row of the table; last, the share of hard rows.
 
     Args:
         df: columns row, batch, hard_share (null: drawn plainly), rule, layers, layers_low, layers_high.
+        about: num_layers.
     """
     plain, mixed = df[df["hard_share"].isna()], df[df["hard_share"].notna() & (df["rule"] == "sync")]
-    names = list(dict.fromkeys(df["row"]))
-    axes = panels(len(names) + (not mixed.empty)) if axes is None else axes
-    for ax, name in zip(axes, names, strict=False):
+    last = int(about["num_layers"])
+    shape: dict[str, Any] = {
+        "y": LAYERS, "levels": (Level("full depth", last),), "y_range": (0.0, 1.3 * last)
+    }  # fmt: skip
+    found = []
+    for name in dict.fromkeys(df["row"]):
         part = plain[plain["row"] == name]
-        for number, rule in enumerate(dict.fromkeys(part["rule"])):
-            color, line, marker = RULES.get(rule, (OTHERS[number % len(OTHERS)], "-", "D"))
-            points = part[part["rule"] == rule].sort_values("batch")
-            ax.plot(points["batch"], points["layers"], line, color=color, marker=marker, markersize=4, label=rule)
-            ax.fill_between(points["batch"], points["layers_low"], points["layers_high"], color=color, alpha=0.15)
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(sorted(part["batch"].unique()), [str(size) for size in sorted(part["batch"].unique())])
-        _layers(ax, f"{name}: random batches", "rows of a batch", num_layers)
-    if not mixed.empty:
-        ax = axes[len(names)]
-        for (name, batch), part in mixed.groupby(["row", "batch"], sort=False):
-            points, line = part.sort_values("hard_share"), "-" if batch == mixed["batch"].max() else ":"
-            ax.plot(
-                100 * points["hard_share"], points["layers"], line, color=color_of(str(name)), marker="o",
-                markersize=4, label=f"{name}, batch {batch}",
-            )  # fmt: skip
-        _layers(ax, "sync: mixtures", "hard rows in a batch (%)", num_layers)
-    for ax in axes[: len(names)]:
-        ax.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(0.0, 0.89))
-    for ax in axes[len(names) :]:
-        ax.legend(frameon=False, fontsize="small", loc="lower right")
-    axes[0].set_ylabel("layers that a token runs, mean and 95 % interval")
-    return axes
+        series = [_rule(str(rule), number, part) for number, rule in enumerate(dict.fromkeys(part["rule"]))]
+        found.append(
+            Panel(f"{name}: random batches", "rows of a batch", series=series, x_log=True, legend="upper left",
+                  columns=2, **shape)
+        )  # fmt: skip
+    if mixed.empty:
+        return found
+    series = []
+    for (name, batch), part in mixed.groupby(["row", "batch"], sort=False):
+        points, line = part.sort_values("hard_share"), "-" if batch == mixed["batch"].max() else ":"
+        share = [100 * each for each in points["hard_share"]]
+        color = color_of(str(name))
+        series.append(Series(f"{name}, batch {batch}", share, list(points["layers"]), color=color, line=line))
+    found.append(Panel("sync: mixtures", "hard rows in a batch (%)", series=series, legend="lower right", **shape))
+    return found
 
 
-def _layers(ax: Any, title: str, below: str, num_layers: int) -> None:
-    ax.axhline(num_layers, color="#7f7f7f", linewidth=1.0)
-    ax.annotate("full depth", (0.02, num_layers), xycoords=("axes fraction", "data"), fontsize="small", va="bottom")
-    ax.set_title(title, fontsize="medium")
-    ax.set_xlabel(below)
-    ax.set_ylim(0, 1.12 * num_layers)
-    ax.grid(alpha=0.3)
+def _rule(rule: str, number: int, part: pd.DataFrame) -> Series:
+    color, line, marker = RULES.get(rule, (PALETTE[2 + number % 3], "-", "D"))
+    points = part[part["rule"] == rule].sort_values("batch")
+    return Series(
+        rule, list(points["batch"]), list(points["layers"]), list(points["layers_low"]), list(points["layers_high"]),
+        color=color, line=line, marker=marker,
+    )  # fmt: skip

@@ -23,7 +23,7 @@ from calm.models.t5 import EarlyExitT5, export_spec
 from calm.models.t5_adapter import T5Adapter
 from calm.policies import Confident, Full
 from calm.records import DecodeTrace, Example
-from calm.report_plots import plot_backfill
+from calm.report_plots import draw_panels, panels_of
 from calm.thresholds import ThresholdSchedule
 from eval import backfill
 from eval.backfill_rows import Answers, answered, grouped, positions, states, work
@@ -223,7 +223,7 @@ def test_the_figure_has_full_depth_units_and_every_way() -> None:
         for way, cache in (("project", "own"), ("project", "true"), ("copy", "own"), ("other article", "true"))
         for d in (1, 2)
     ]
-    axes = plot_backfill(pd.DataFrame(rows))
+    axes = draw_panels(panels_of("backfill", {"rows": rows}))
     assert [tick.get_text() for tick in axes[0].get_xticklabels()] == list(ways[1:])
     assert [text.get_text() for text in axes[1].get_legend().get_texts()] == list(ways[1:])
     assert all(any(text.get_text() == "full depth" for text in ax.texts) for ax in axes[:2])

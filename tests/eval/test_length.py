@@ -14,7 +14,7 @@ import pytest
 from calm.cost import CostTable
 from calm.errors import CheckpointError, ConfigError, DataError
 from calm.experiment_config import LengthConfig
-from calm.report_plots import plot_length
+from calm.report_plots import draw_panels, panels_of
 from calm.sim_rows import Setting
 from eval import length
 from eval.length_predicted import Predictor, predicted
@@ -197,9 +197,9 @@ def test_the_figure_has_baselines_and_every_source_length() -> None:
         for batch in (1, 8)
         for tokens in (8, 16)
     ]
-    axes = plot_length(pd.DataFrame(kept + told))
+    axes = draw_panels(panels_of("length", {"rows": kept + told}))
     assert "batch 8: predicted" in axes[1].get_title() and "measured cost table" in axes[1].get_ylabel()
-    assert [text.get_text() for text in axes[1].get_legend().get_texts()] == ["32", "512"]
+    assert [text.get_text() for text in axes[1].get_legend().get_texts()] == ["32 source tokens", "512 source tokens"]
     assert [text.get_text() for text in axes[0].get_legend().get_texts()] == ["state, source", "state, output"]
     assert all(any(text.get_text() == "full depth" for text in ax.texts) for ax in axes)
-    assert len(plot_length(pd.DataFrame(kept))) == 2
+    assert len(draw_panels(panels_of("length", {"rows": kept}))) == 2

@@ -13,7 +13,7 @@ import pytest
 
 from calm.errors import CalmError, ConfigError, DataError
 from calm.experiment_config import SlowestRowConfig
-from calm.report_plots import plot_slowest_row
+from calm.report_plots import draw_panels, panels_of
 from eval import slowest_row
 from eval.recorded import padded, read_records
 from eval.slowest_row import drawn, stopping
@@ -119,7 +119,7 @@ def test_the_figure_has_full_depth_units_and_every_rule() -> None:
         for share in (None, 0.5)
         for rule in ("own", "sync", "quantile 0.7")
     ]
-    axes = plot_slowest_row(pd.DataFrame(rows), 8)
+    axes = draw_panels(panels_of("slowest_row", {"rows": rows, "num_layers": 8}))
     assert [ax.get_title() for ax in axes] == ["softmax: random batches", "sync: mixtures"]
     assert [text.get_text() for text in axes[0].get_legend().get_texts()] == ["own", "sync", "quantile 0.7"]
     assert "95 % interval" in axes[0].get_ylabel() and axes[1].get_xlabel() == "hard rows in a batch (%)"

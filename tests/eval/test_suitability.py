@@ -20,7 +20,7 @@ from calm.models.settings import EarlyExitSettings
 from calm.models.t5 import EarlyExitT5
 from calm.policies import Confident, Oracle
 from calm.records import Example
-from calm.report_plots import plot_suitability
+from calm.report_plots import draw_panels, panels_of
 from calm.thresholds import ThresholdSchedule
 from eval import layer_answers, suitability
 from eval.layer_answers import answers, depths, open_any
@@ -186,7 +186,7 @@ def test_the_figure_has_full_depth_units_and_both_panels() -> None:
     between = {f"{name}{end}": 0.5 for name in ("agree", "margin", "cosine") for end in ("", "_low", "_high")}
     rows = [{"layer": layer, **shares, **between} for layer in range(1, LAYERS + 1)]
     rows[0] |= dict.fromkeys(("cosine", "cosine_low", "cosine_high"))  # type: ignore[arg-type]
-    axes = plot_suitability(pd.DataFrame(rows))
+    axes = draw_panels(panels_of("suitability", {"layers": rows}))
     assert [ax.get_xlabel() for ax in axes] == ["decoder layer"] * 2
     assert axes[0].get_ylabel() == "share of tokens (%), 95 % interval" and "95 % interval" in axes[1].get_ylabel()
     assert len(axes[0].patches) == 2 * LAYERS
