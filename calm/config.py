@@ -326,6 +326,23 @@ class DataConfig:
 
 
 @dataclass
+class UniformityConfig:
+    """Rows of a training batch should cross at one layer (calm.uniformity)."""
+
+    weight: float = 0.0  # of the variance of the expected crossing layer, as a share of the depth; 0: off
+    measure: Measure = Measure.state  # state or softmax, which reads the vocabulary after every layer
+    threshold: float = 0.97
+    temperature: float = 0.02  # of the soft crossing, in units of the confidence
+
+    def __post_init__(self) -> None:
+        check_range("finetune.uniformity.weight", self.weight, 0, INF, open_high=True)
+        check_range("finetune.uniformity.threshold", self.threshold, 0, 1)
+        check_range("finetune.uniformity.temperature", self.temperature, 0, INF, open_low=True, open_high=True)
+        if self.measure not in (Measure.state, Measure.softmax):
+            raise ConfigError(f"finetune.uniformity.measure={self.measure.value}: choose state or softmax")
+
+
+@dataclass
 class FinetuneConfig:
     """Stage 1: all layers learn to speak (CALM section 3.4, eq. 6)."""
 
@@ -345,6 +362,7 @@ class FinetuneConfig:
     distill: float = 0.0  # share of the earlier layers' loss that follows the last layer instead of the label
     label_smoothing: float = 0.0
     z_loss: float = 0.0
+    uniformity: UniformityConfig = field(default_factory=UniformityConfig)
     dropout_rate: float | None = None  # None: as the checkpoint says
     gradient_checkpointing: bool = False
     log_every: int = 50
@@ -467,6 +485,7 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     stage: Stage = Stage.all
     checkpoint: str | None = None  # a model folder to go on from; excludes +model=
+    decoder_layers: int | None = None  # of checkpoint=: its first so many decoder layers alone, a shallower model
     resume: str | None = None  # a run folder, or one of its checkpoints/step-N
     allow_override: list[str] = field(default_factory=list)
     output: str | None = None  # model folder to write; default: <run dir>/model
@@ -486,6 +505,10 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_exits(self.exit_layers, self.min_exit_layer)
         check_range("seed", self.seed, 0, 2**32 - 1)
+        if self.decoder_layers is not None and (self.checkpoint is None or self.stage is Stage.calibrate):
+            raise ConfigError(
+                "decoder_layers= cuts the model of checkpoint= before it is trained; give both, and a stage"
+            )
         if self.processes is not None:
             check_range("processes", self.processes, 1, INF)
         if self.precision is Precision.fp16:

@@ -113,6 +113,8 @@ class Finetune:
             state.bad_in_a_row = 0
             window.loss += result.loss * result.tokens
             window.tokens += result.tokens
+            if result.exit_spread is not None:
+                window.exit_spread = (window.exit_spread or 0.0) + result.exit_spread * result.tokens
             for layer, value in result.layer_losses.items():
                 key = str(layer)
                 window.layer_losses[key] = window.layer_losses.get(key, 0.0) + value * result.tokens
@@ -154,6 +156,8 @@ class Finetune:
         }
         for layer in sorted(window.layer_losses, key=int):
             values[f"train/loss_layer_{int(layer):02}"] = window.layer_losses[layer] / window.layer_tokens[layer]
+        if window.exit_spread is not None and window.tokens:
+            values["train/exit_spread"] = window.exit_spread / window.tokens
         self.context.track(values, state.step)
         bar.update(0, tokens_per_s=float(window.tokens / elapsed), gib=float(values["peak_memory_gib"] or 0))
         state.window = type(window)()

@@ -11,6 +11,7 @@ from calm.errors import ConfigError
 FIXED = (
     "model",
     "checkpoint",
+    "decoder_layers",
     "data",
     "seed",
     "exit_layers",

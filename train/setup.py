@@ -16,6 +16,7 @@ from calm.data.tokenizer import train_tokenizer
 from calm.errors import CheckpointError, ConfigError
 from calm.models import folder as model_folder
 from calm.models.build import build_from_published, build_from_scratch
+from calm.models.cut import keep_first_layers
 from calm.models.settings import EarlyExitSettings, default_exit_layers
 from calm.models.t5 import EarlyExitT5
 
@@ -87,7 +88,10 @@ def _move_on(state: TrainerState, changed: dict[str, tuple[Any, Any]]) -> None:
 def _new(context: Context, splits: Sequence[str]) -> tuple[EarlyExitT5, Corpus]:
     config = context.config
     if config.checkpoint is not None:
-        model = _fitted(model_folder.load(config.checkpoint), config)
+        own = model_folder.load(config.checkpoint)
+        if config.decoder_layers is not None:
+            own = keep_first_layers(own, config.decoder_layers)
+        model = _fitted(own, config)
         return model, _corpus(context, splits, model.tokenizer)
     if config.model is None:
         raise ConfigError("no model chosen: give +model=NAME or checkpoint=FOLDER")

@@ -32,6 +32,7 @@ class Window:
     tokens: int = 0
     layer_losses: dict[str, float] = field(default_factory=dict)
     layer_tokens: dict[str, int] = field(default_factory=dict)
+    exit_spread: float | None = None
     bad_steps: int = 0
 
 

@@ -10,8 +10,9 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from calm.config import FinetuneConfig
-from calm.losses import layer_losses
+from calm.losses import IGNORED, layer_losses
 from calm.models.t5 import EarlyExitT5
+from calm.uniformity import exit_spread
 
 from .batches import Batch, Feed, Share
 
@@ -25,7 +26,8 @@ class SpeakingLoss(nn.Module):
         self._config, self._seed = config, seed
 
     def forward(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
-        """Summed loss, 0-d, differentiable; each layer's summed log-likelihood, negative, (L,), NaN if not computed.
+        """Summed loss, 0-d, differentiable; sums to be told, (L + 1,), NaN where not computed: each layer's negative
+        log-likelihood, and last the spread of the expected crossing layers (calm.uniformity).
 
         A filler keeps collectives in step and adds 0 wherever its loss and gradients are finite. Where they are not,
         NaN * 0 is NaN and the step is bad, which it is anyway: the row of a filler is counted in another part.
@@ -33,10 +35,15 @@ class SpeakingLoss(nn.Module):
         encoded = self.model.encode(batch.source_ids, batch.source_mask)
         hiddens = self.model.decoder_hiddens(encoded, batch.source_mask, batch.decoder_ids)
         parts = layer_losses(self.model, hiddens, batch.labels, self._config, step, self._seed)
-        layers = torch.full((self.model.num_layers,), float("nan"), dtype=torch.float64, device=parts.total.device)
+        total, uniformity = parts.total, self._config.uniformity
+        sums = torch.full((self.model.num_layers + 1,), float("nan"), dtype=torch.float64, device=total.device)
         for layer, value in parts.per_layer.items():
-            layers[layer - 1] = value
-        return (parts.total, layers) if batch.counted else (parts.total * 0.0, layers * 0.0)
+            sums[layer - 1] = value
+        if uniformity.weight:
+            exits = self.model.settings.exit_layers
+            spread = exit_spread(hiddens, batch.labels != IGNORED, exits, self.model.logits, uniformity)
+            total, sums[-1] = total + uniformity.weight * spread, spread.detach()
+        return (total, sums) if batch.counted else (total * 0.0, sums * 0.0)
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,7 @@ class StepResult:
     Attributes:
         loss: weighted loss per token of the whole step; NaN or infinite when the step was bad.
         layer_losses: layer -> plain negative log-likelihood per token, of the layers that the step computed.
+        exit_spread: per token, where it is a part of the loss; else None.
         tokens: target tokens of the whole step, EOS included.
         bad_rows: ids of rows with a loss that is not finite, or all rows when only the gradients are not.
         applied: False when the update was skipped.
@@ -54,6 +62,7 @@ class StepResult:
 
     loss: float
     layer_losses: dict[int, float]
+    exit_spread: float | None
     tokens: int
     grad_norm: float
     bad_rows: tuple[str, ...]
@@ -85,26 +94,27 @@ class Stepper:
         tokens = sum(len(target) for target in targets)
         micro = self._share.micro_batches(len(rows))
         layers = self._loss.model.num_layers
-        sums = torch.zeros(layers + 1, dtype=torch.float64, device=self._accelerator.device)
+        sums = torch.zeros(layers + 2, dtype=torch.float64, device=self._accelerator.device)
         for number, part in enumerate(micro):
             last = number == len(micro) - 1
             self._reseed(step, number)
             batch = self._feed.batch([rows[i] for i in part or [0]], [targets[i] for i in part or [0]], bool(part))
             with nullcontext() if last else self._accelerator.no_sync(self._wrapped):
-                total, per_layer = self._wrapped(batch, step)
+                total, told = self._wrapped(batch, step)
                 # gradients are averaged over processes, so each one's sum counts world-fold
                 self._accelerator.backward(total * (self._share.world / tokens))
             sums[0] += total.detach().double()
-            sums[1:] += per_layer
+            sums[1:] += told
         norm = self._gradient_norm()
-        loss, signum, per_layer_sums = self._agree(sums, received)
+        loss, signum, (*per_layer, spread) = self._agree(sums, received)
         applied = bool(torch.isfinite(torch.tensor([loss, norm])).all())
         bad = () if applied else self._bad_rows(rows, targets, micro, float(sums[0]), step)
         if applied:
             self._optimizer.step()
         self._optimizer.zero_grad()
-        means = {i: value / tokens for i, value in enumerate(per_layer_sums, start=1) if value == value}
-        return StepResult(loss / tokens, means, tokens, norm, bad, applied, signum)
+        means = {i: value / tokens for i, value in enumerate(per_layer, start=1) if value == value}
+        told_spread = spread / tokens if spread == spread else None
+        return StepResult(loss / tokens, means, told_spread, tokens, norm, bad, applied, signum)
 
     def _reseed(self, step: int, micro: int) -> None:
         """Dropout is a function of (seed, step, micro-batch, process): nothing to save, nothing to lose."""

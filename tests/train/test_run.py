@@ -47,6 +47,19 @@ def test_a_run_leaves_the_best_model_and_a_record(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.pkl")) and not list(tmp_path.rglob("*.pt"))
 
 
+def test_a_run_of_the_first_layers_of_a_checkpoint_and_of_uniform_exits(tmp_path: Path) -> None:
+    assert train(tiny_config(finetune__steps=1), tmp_path / "whole") == 0
+    go_on = {"model": None, "finetune__steps": 2, "checkpoint": str(tmp_path / "whole/model")}
+    assert train(tiny_config(decoder_layers=2, **go_on), tmp_path / "cut") == 0
+    assert calm.load(tmp_path / "cut/model").num_layers == 2
+    with pytest.raises(ConfigError, match="resume= with changed settings is refused .decoder_layers: 2 -> None"):
+        train(tiny_config(resume=str(tmp_path / "cut"), **go_on), tmp_path / "cut")
+    assert train(tiny_config(finetune__uniformity__weight=2.0, **go_on), tmp_path / "uniform") == 0
+    told = [record for record in read_metrics(tmp_path / "uniform") if "train/loss" in record]
+    assert len(told) == 2 and all(0.0 < record["train/exit_spread"] < 0.25 for record in told)
+    assert not any("train/exit_spread" in record for record in read_metrics(tmp_path / "cut"))
+
+
 def test_a_model_that_goes_on_remembers_every_corpus_it_was_trained_on(tmp_path: Path) -> None:
     def corpora(name: str) -> list[int]:
         settings = calm.load(tmp_path / name / "model").settings
