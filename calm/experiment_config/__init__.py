@@ -4,13 +4,25 @@ from typing import Any
 
 from .backfill import BackfillConfig
 from .length import LengthConfig
+from .shallow import ShallowConfig
 from .slowest_row import SlowestRowConfig
 from .suitability import SuitabilityConfig
+from .uniformity import UniformityRunConfig
 
 SCHEMAS: dict[str, Any] = {  # by program
     "backfill": BackfillConfig,
     "length": LengthConfig,
+    "shallow": ShallowConfig,
     "slowest_row": SlowestRowConfig,
     "suitability": SuitabilityConfig,
+    "uniformity": UniformityRunConfig,
 }
-__all__ = ["SCHEMAS", "BackfillConfig", "LengthConfig", "SlowestRowConfig", "SuitabilityConfig"]
+__all__ = [
+    "SCHEMAS",
+    "BackfillConfig",
+    "LengthConfig",
+    "ShallowConfig",
+    "SlowestRowConfig",
+    "SuitabilityConfig",
+    "UniformityRunConfig",
+]

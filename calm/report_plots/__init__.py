@@ -12,15 +12,19 @@ from .backfill import backfill_panels
 from .interactive import interactive
 from .length import length_panels
 from .panels import Panel, draw_panels
+from .shallow import shallow_panels
 from .slowest_row import slowest_row_panels
 from .suitability import suitability_panels
+from .uniformity import uniformity_panels
 
 # by experiment: of the rows and the summary that it left
 FIGURES: dict[str, Callable[[pd.DataFrame, Mapping[str, Any]], list[Panel]]] = {
     "backfill": backfill_panels,
     "length": length_panels,
+    "shallow": shallow_panels,
     "slowest_row": slowest_row_panels,
     "suitability": suitability_panels,
+    "uniformity": uniformity_panels,
 }
 ROWS = {"suitability": "layers"}  # where a summary does not call what is drawn ``rows``
 

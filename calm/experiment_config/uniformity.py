@@ -1,0 +1,46 @@
+"""Settings of eval.uniformity."""
+
+from dataclasses import dataclass, field
+
+from ..config import INF, DataConfig, Measure, check_once_each, check_range
+from ..engine_config import SERVED_DTYPES, check_choice
+
+
+@dataclass
+class UniformityRunConfig:
+    """python -m eval.uniformity."""
+
+    checkpoint: str | None = None  # trained by the plain recipe; default: the newest model folder under runs/
+    uniform: list[str] = field(default_factory=list)  # folders of models trained with finetune.uniformity.weight
+    data: DataConfig | None = None  # default: the corpus that the model was trained on
+    n: int | None = 600  # articles of the test split, one of each family; None: all of them
+    measures: list[Measure] = field(default_factory=lambda: [Measure.softmax, Measure.state])
+    points: int = 6  # thresholds of a measure's calibration grid
+    batches: list[int] = field(default_factory=lambda: [8, 32])
+    close: float = 0.01  # ROUGE-L below the plain model's full depth at which models are compared
+    dtype: str = "fp32"  # fp32, bf16, int8 (native runner)
+    few: int = 2  # tokens; a decode step is what the tokens from few to many take
+    many: int = 20
+    repeats: int = 9
+    warmups: int = 1
+    attempts: int = 3  # at a batch size whose clocks are disturbed
+    threads: int = 1
+    allow_noisy: bool = False
+    bootstrap: int = 1_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("dtype", self.dtype, SERVED_DTYPES)
+        for name in ("measures", "batches"):
+            check_once_each(name, getattr(self, name))
+        for rows in self.batches:
+            check_range("batches", rows, 1, INF)
+        if self.n is not None:
+            check_range("n", self.n, 1, INF)
+        check_range("close", self.close, 0, 1)
+        check_range("points", self.points, 2, INF)
+        for name in ("few", "repeats", "attempts", "threads", "bootstrap"):
+            check_range(name, getattr(self, name), 1, INF)
+        check_range("many", self.many, self.few + 1, INF)
+        check_range("warmups", self.warmups, 0, INF)
+        check_range("seed", self.seed, 0, 2**32 - 1)
