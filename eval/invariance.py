@@ -12,6 +12,7 @@ exact binomial ones of shares of answers, bootstrap of all else. Nothing is time
 and the figure.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ from .invariance_ways import Decoder, Way, ways_of
 from .suitability import spread
 from .trials import Ledger, Row, Trial
 
-UNIMPORTANT = ("checkpoint", "rules", "batches", "orders")  # to a trial's numbers
+ALONE = ("given",)
+UNIMPORTANT = ("checkpoint", "rules", "batches", "orders", "eager_orders")  # to a trial's numbers
 SHOWN = ("dtype", "runner", "rule", "batch", "order", "answers_changed", "unexplained", "changed", "tokens_changed",
          "risk", "risk_low", "risk_high", "minus_own", "minus_own_low", "minus_own_high")  # fmt: skip
 
@@ -74,7 +76,8 @@ def run(config: InvarianceConfig, run_dir: Path) -> int:
         **told,
         "left_out": left_out,
         "tolerance": config.tolerance,
-        "num_layers": model.num_layers,
+        "quantile": config.quantile,
+        "unexplained": sum(row["unexplained"] or 0 for row in rows),
         "rows": rows,
         "failed": found.failed,
     }
@@ -89,22 +92,22 @@ def trials(config: InvarianceConfig, ways: Sequence[Way], decoder: Decoder) -> I
     Left out is what the graph runner does not offer: it parks nobody.
     """
     for way in ways:
-        for rule in config.rules:
+        orders = config.eager_orders if way.beside else config.orders
+        for rule, batch in itertools.product(config.rules, config.batches):
             if (way.runner, rule) == (RunnerName.graph, BatchRule.rebatch):
                 continue
-            for batch in config.batches:
-                for order in config.orders[:1] if batch == 1 else config.orders:
-                    values = {
-                        "dtype": way.dtype,
-                        "runner": way.runner.value,
-                        "rule": rule.value,
-                        "batch": batch,
-                        "order": order,
-                    }
-                    yield Trial(
-                        values,
-                        lambda w=way, r=rule, b=batch, o=order: [measured(config, decoder, w, r, b, o)],  # type: ignore[misc]
-                    )
+            for order in ALONE if batch == 1 else orders:
+                values = {
+                    "dtype": way.dtype,
+                    "runner": way.runner.value,
+                    "rule": rule.value,
+                    "batch": batch,
+                    "order": order,
+                }
+                yield Trial(
+                    values,
+                    lambda w=way, r=rule, b=batch, o=order: [measured(config, decoder, w, r, b, o)],  # type: ignore[misc]
+                )
 
 
 def measured(config: InvarianceConfig, decoder: Decoder, way: Way, rule: BatchRule, batch: int, order: str) -> Row:

@@ -3,6 +3,7 @@
 Answers come from an engine; those of a row alone (batch 1, rule ``own``) are what others of the same way are held to.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from .backfill import certified
 from .common import choose_runner
 
 if TYPE_CHECKING:
-    from calm.calibration import ConsistencyLoss, ModelIdentity
+    from calm.calibration import Artifact, ConsistencyLoss, ModelIdentity
     from calm.calibration.grid import Threshold
     from calm.models.t5 import EarlyExitT5
     from calm.policies import Policy
@@ -38,6 +39,7 @@ class Way:
         arithmetic: as certificates name it.
         artifact: that the threshold comes from.
         certified: whether that artifact speaks of this arithmetic; else it is fp32's, and the risk has no certificate.
+        beside: plain torch beside the runner that was asked for.
     """
 
     dtype: str
@@ -47,6 +49,7 @@ class Way:
     threshold: "Threshold"
     certified: bool
     policy: "Policy"
+    beside: bool
 
     @property
     def name(self) -> str:
@@ -84,8 +87,8 @@ def ways_of(
 
     plain = certified(folder, identity, config.measure, config.tolerance)
     artifacts, ways, left_out = load_artifacts(folder), list[Way](), list[str]()
-    asked = [(dtype, config.runner) for dtype in config.dtypes]
-    for dtype, runner in [*asked, *((dtype, RunnerName.eager) for dtype in config.eager_dtypes)]:
+    asked = [(dtype, config.runner, False) for dtype in config.dtypes]
+    for dtype, runner, beside in [*asked, *((dtype, RunnerName.eager, True) for dtype in config.eager_dtypes)]:
         found = choose_runner(DecoderName.engine, runner, device)
         number, weights = served_numbers(dtype)
         if weights is Weights.int8 and found["runner"] is not RunnerName.native:
@@ -94,22 +97,24 @@ def ways_of(
         numbers = arithmetic(number, found["runner"], weights, kernels=found["kernels"])
         same = identity.served_by(Head.full, 0, numbers)
         own = [
-            each
-            for each in artifacts
-            if (each.measure, each.consistency) == (plain.measure, Consistency.risk)
-            and not each.identity.differences(same)
-            and any(abs(each_one.tolerance - config.tolerance) < 1e-12 for each_one in each.certificates)
+            each for each in artifacts if not each.identity.differences(same) and like(each, plain, config.tolerance)
         ]
         artifact = own[0] if own else plain
         threshold = artifact.threshold_for(config.tolerance)
         way = Way(
-            dtype, found["runner"], numbers, artifact.name, threshold, bool(own), artifact.policy(threshold)
-        )  # fmt: skip
+            dtype, found["runner"], numbers, artifact.name, threshold, bool(own), artifact.policy(threshold), beside
+        )
         if way.name not in [each.name for each in ways]:
             ways.append(way)
     if not ways:
         raise ConfigError("; ".join(left_out))
     return ways, left_out
+
+
+def like(artifact: "Artifact", plain: "Artifact", tolerance: float) -> bool:
+    """Whether it certifies the same measure and consistency, and was tested for this tolerance."""
+    tested = any(math.isclose(each.tolerance, tolerance, rel_tol=1e-9) for each in artifact.certificates)
+    return tested and (artifact.measure, artifact.consistency) == (plain.measure, plain.consistency)
 
 
 @dataclass(frozen=True)

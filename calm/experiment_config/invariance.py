@@ -38,20 +38,22 @@ class InvarianceConfig:
     runner: RunnerName = RunnerName.auto  # of all dtypes
     dtypes: list[str] = field(default_factory=lambda: list(SERVED_DTYPES))
     eager_dtypes: list[str] = field(default_factory=lambda: ["fp32"])  # of plain torch, beside that runner
+    eager_orders: list[str] = field(default_factory=lambda: ["shuffled"])  # there: it takes ten times as long
     device: Device = Device.auto
     bootstrap: int = 1_000
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("rules", "batches", "orders", "dtypes"):
+        for name in ("rules", "batches", "orders", "dtypes", "eager_orders"):
             check_once_each(name, getattr(self, name))
         if self.eager_dtypes:
             check_once_each("eager_dtypes", self.eager_dtypes)
         if "int8" in self.eager_dtypes:
             raise ConfigError("eager_dtypes: int8 needs runner=native; choose from fp32, bf16")
-        for name, there in (("dtypes", SERVED_DTYPES), ("eager_dtypes", SERVED_DTYPES), ("orders", ORDERS)):
-            for value in getattr(self, name):
-                check_choice(name, value, there)
+        for names, there in ((("dtypes", "eager_dtypes"), SERVED_DTYPES), (("orders", "eager_orders"), ORDERS)):
+            for name in names:
+                for value in getattr(self, name):
+                    check_choice(name, value, there)
         for rows in self.batches:
             check_range("batches", rows, 1, INF)
         if self.n is not None:

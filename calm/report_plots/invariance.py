@@ -26,8 +26,9 @@ def invariance_panels(df: pd.DataFrame, about: Mapping[str, Any]) -> list[Panel]
 
     Args:
         df: columns dtype, runner, rule, batch, order; changed, risk (0..1) with ``_low`` and ``_high``.
-        about: tolerance.
+        about: tolerance, quantile.
     """
+    df = df.assign(rule=df["rule"].replace("quantile", f"quantile {about['quantile']:g}"))
     first = df[df["dtype"] == "fp32"] if (df["dtype"] == "fp32").any() else df
     way = tuple(first.iloc[0][KEYS])
     main = df[(df["dtype"] == way[0]) & (df["runner"] == way[1])]
@@ -49,7 +50,7 @@ def invariance_panels(df: pd.DataFrame, about: Mapping[str, Any]) -> list[Panel]
 
 
 def _look(rule: str) -> dict[str, Any]:
-    color, marker = RULES.get(rule, (PALETTE[-1], "X"))
+    color, marker = RULES.get(rule.partition(" ")[0], (PALETTE[-1], "X"))
     return {"color": color, "marker": marker}
 
 
@@ -97,7 +98,8 @@ def _bars(largest: pd.DataFrame, rule: str) -> Series:
     points = largest[largest["rule"] == rule]
     names = [f"{dtype} {runner}" for dtype, runner in zip(points["dtype"], points["runner"], strict=True)]
     y, low, high = (list(100 * points[column]) for column in ("changed", "changed_low", "changed_high"))
-    return Series(rule, names, y, low, high, kind="bar", color=_look(rule)["color"])
+    zeros = ["" if each else "0" for each in y]
+    return Series(rule, names, y, low, high, kind="bar", text=zeros, color=_look(rule)["color"])
 
 
 def _top(series: list[Series]) -> float:
