@@ -36,18 +36,18 @@ def invariance_panels(df: pd.DataFrame, about: Mapping[str, Any]) -> list[Panel]
     name, percent = f"{way[0]}, {way[1]} runner", "answers that change (%), 95 % interval"
     rules = list(dict.fromkeys(df["rule"]))
     dotted = _dotted(main, rules, order)
-    changed = [*_lines(main, rules, "changed", order), *dotted]
-    rows = "rows of a batch"
+    changed, risk = [*_lines(main, rules, "changed", order), *dotted], _lines(main, rules, "risk", order)
     largest = df[(df["batch"] == batch) & ((df["order"] == order) | (batch == 1))]
+    bars = [_bars(largest, rule) for rule in rules]
+    rows, tolerance = "rows of a batch", 100 * float(about["tolerance"])
     return [
-        Panel(f"answers: {name}", f"{rows} (dotted: in another order)" if dotted else rows, percent, changed, x_log=True, legend="upper left",
-              y_range=(-3.0, _top(changed))),
-        Panel(f"answers: batch {batch}, by dtype", "", percent, bars := [_bars(largest, rule) for rule in rules],
-              legend="upper left", columns=2, y_range=(0, _top(bars))),
-        Panel(f"risk: {name}", rows, "mean loss to full depth (%), 95 % interval",
-              risk := _lines(main, rules, "risk", order), x_log=True, legend="upper left", columns=2,
-              levels=(Level("tolerance", 100 * float(about["tolerance"])), Level("full depth", 0.0, color="#000000")),
-              y_range=(0, max(_top(risk), 160 * float(about["tolerance"])))),
+        Panel(f"answers: {name}", f"{rows} (dotted: in another order)" if dotted else rows, percent, changed,
+              x_log=True, legend="upper left", y_range=(-3.0, _top(changed))),
+        Panel(f"answers: batch {batch}, by dtype", "dtype and runner", percent, bars, legend="upper left", columns=2,
+              y_range=(0, _top(bars))),
+        Panel(f"risk: {name}", rows, "mean loss to full depth (%), 95 % interval", risk, x_log=True,
+              legend="upper left", columns=2, y_range=(0, max(_top(risk), 1.6 * tolerance)),
+              levels=(Level("tolerance", tolerance), Level("full depth", 0.0, color="#000000"))),
     ]  # fmt: skip
 
 
