@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calm.cli import program
-from calm.config import Backfill, Consistency
+from calm.config import Backfill, Consistency, Measure
 from calm.device import choose_device
 from calm.errors import CalibrationError, DataError
 from calm.experiment_config import BackfillConfig
@@ -42,7 +42,7 @@ def run(config: BackfillConfig, run_dir: Path) -> int:
 
     model = load(folder, device)
     identity = ModelIdentity.of(model, folder, dtype="float32")
-    artifact = certified(folder, identity, config)
+    artifact = certified(folder, identity, config.measure, config.tolerance)
     threshold = artifact.threshold_for(config.tolerance)
     corpus, articles = articles_of(config.data, model, config.n)
     if not articles:
@@ -77,7 +77,7 @@ def run(config: BackfillConfig, run_dir: Path) -> int:
     return UNFINISHED if found.failed else 0
 
 
-def certified(folder: Path, identity: "ModelIdentity", config: BackfillConfig) -> "Artifact":
+def certified(folder: Path, identity: "ModelIdentity", measure: Measure | None, tolerance: float) -> "Artifact":
     """The artifact of the plain fp32 decode: of the measure asked for, else of the one that dev picked.
 
     Raises:
@@ -87,10 +87,10 @@ def certified(folder: Path, identity: "ModelIdentity", config: BackfillConfig) -
     from calm.calibration.artifact import choose_artifact
 
     fitting = [each for each in load_artifacts(folder) if not each.identity.differences(identity)]
-    artifact = choose_artifact(fitting, Consistency.risk, config.measure, config.tolerance)
-    if not artifact.certificate(config.tolerance).certified_below_one:
+    artifact = choose_artifact(fitting, Consistency.risk, measure, tolerance)
+    if not artifact.certificate(tolerance).certified_below_one:
         raise CalibrationError(
-            f"{artifact.name}: only full depth is certified for tolerance {config.tolerance:g}, so nothing is skipped; "
+            f"{artifact.name}: only full depth is certified for tolerance {tolerance:g}, so nothing is skipped; "
             "give measure= or another tolerance="
         )
     return artifact

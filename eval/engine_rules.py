@@ -16,6 +16,7 @@ from calm.config import BatchRule, DecoderName
 from calm.device import choose_device
 from calm.engine_config import EngineRulesConfig
 
+from .changed_answers import is_row_exact, near_ties, parting
 from .common import (
     Stamp,
     articles_of,
@@ -106,11 +107,10 @@ def run(config: EngineRulesConfig, run_dir: Path) -> int:
 
 def unexplained(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Row-exact rules, with their batch size, that changed answers for no reason that can be seen."""
-    from calm.rules import ROW_EXACT
-
-    exact = {rule.value for rule in ROW_EXACT}
     return [
-        f"{row['rule']} at {row['batch']}" for row in rows if row["rule"] in exact and row["changed"] > row["near_ties"]
+        f"{row['rule']} at {row['batch']}"
+        for row in rows
+        if row["rule"] is not None and is_row_exact(BatchRule(row["rule"])) and row["changed"] > row["near_ties"]
     ]
 
 
@@ -130,15 +130,11 @@ def _entry(
     decoder: str, rule: BatchRule | None, size: int, traces: list["DecodeTrace"], whole: Whole
 ) -> dict[str, Any]:
     from calm.metrics import bootstrap_ci, depth_summary, mean, rouge_l_many
-    from calm.near_ties import parts_at
-    from calm.rules import ROW_EXACT
 
     losses, config = whole.loss(traces), whole.config
     depth = depth_summary(traces, whole.model.num_layers)
-    pairs = [[(t.tokens, t.crossing_layers) for t in both] for both in zip(traces, whole.reference, strict=True)]
-    parting = {number: parts_at(*pair) for number, pair in enumerate(pairs)}
-    changed = {number: step for number, step in parting.items() if step is not None}
-    exact = rule is None or rule in ROW_EXACT  # where a rule lets mates decide, a difference needs no excuse
+    changed = parting(traces, whole.reference)
+    exact = rule is None or is_row_exact(rule)
     return {
         "decoder": decoder,
         "rule": None if rule is None else rule.value,
@@ -149,16 +145,8 @@ def _entry(
         "skipped": depth["layers_skipped"],
         "not_run": depth["layers_not_run"],
         "changed": len(changed),
-        "near_ties": near_ties(whole, changed) if exact else None,
+        "near_ties": near_ties(whole.model, whole.examples, whole.policy, changed) if exact else None,
     }
-
-
-def near_ties(whole: Whole, changed: dict[int, int]) -> int:
-    """How many of these rows nearly differed in the reference too, where they part (number of the row -> position)."""
-    from calm.near_ties import Reference
-
-    tell = Reference(whole.model, record_confidences=True).tell
-    return sum(tell(whole.examples[number], whole.policy).nearly(step) for number, step in changed.items())
 
 
 def as_line(row: dict[str, Any]) -> str:

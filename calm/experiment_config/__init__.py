@@ -3,6 +3,7 @@
 from typing import Any
 
 from .backfill import BackfillConfig
+from .invariance import InvarianceConfig
 from .length import LengthConfig
 from .shallow import ShallowConfig
 from .slowest_row import SlowestRowConfig
@@ -11,6 +12,7 @@ from .uniformity import UniformityRunConfig
 
 SCHEMAS: dict[str, Any] = {  # by program
     "backfill": BackfillConfig,
+    "invariance": InvarianceConfig,
     "length": LengthConfig,
     "shallow": ShallowConfig,
     "slowest_row": SlowestRowConfig,
@@ -20,6 +22,7 @@ SCHEMAS: dict[str, Any] = {  # by program
 __all__ = [
     "SCHEMAS",
     "BackfillConfig",
+    "InvarianceConfig",
     "LengthConfig",
     "ShallowConfig",
     "SlowestRowConfig",

@@ -10,6 +10,7 @@ import pandas as pd
 
 from .backfill import backfill_panels
 from .interactive import interactive
+from .invariance import invariance_panels
 from .length import length_panels
 from .panels import Panel, draw_panels
 from .shallow import shallow_panels
@@ -20,6 +21,7 @@ from .uniformity import uniformity_panels
 # by experiment: of the rows and the summary that it left
 FIGURES: dict[str, Callable[[pd.DataFrame, Mapping[str, Any]], list[Panel]]] = {
     "backfill": backfill_panels,
+    "invariance": invariance_panels,
     "length": length_panels,
     "shallow": shallow_panels,
     "slowest_row": slowest_row_panels,
