@@ -167,7 +167,8 @@ def trials(
     Raises:
         DataError: the first row asks no confidence, so that it cannot be timed.
     """
-    timed = Timed(config, _served(articles), articles.sources, *_kept(folder / "costs.txt"))
+    asked = sorted({known.measures for known in articles.known.values() if known.measures}, key=sorted)
+    timed = Timed(config, _served(articles), articles.sources, asked, *_kept(folder / "costs.txt"))
     for name in names:
         known = articles.known[name]
         yield Trial({"part": PREDICTOR, "row": name}, lambda k=known: predictor_of(config, k))  # type: ignore[misc]

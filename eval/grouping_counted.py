@@ -2,7 +2,8 @@
 
 A draw is half of the articles in an order of arrival, none twice: the spread of such halves is that of all articles
 (the delete-half jackknife, Shao and Wu 1989), and every way of grouping sees the same draws. All requests of a draw
-wait from its start: the server is saturated. Intervals are 95 %, over the draws; gains over random order are paired.
+wait from its start: the server is saturated, and ``step_layers`` and ``gain`` are of the steps with all places taken
+(at the end of a draw they are not). Intervals are 95 %, over the draws; what is saved over random order is paired.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ RANDOM, ENCODER, LENGTH, ONLINE = "random", "encoder", "length", "online"
 ORACLE, STEP_ORACLE = "oracle", "step oracle"  # the true mean of the answer; the true next layer of each row
 FULL, STATIC = "full", "static"
 OWN, SYNC = "own", "sync"
+FIXED = ("wait_requests", "steps_of_a_token", "rows_of_a_step")
 
 
 @dataclass(frozen=True)
@@ -77,28 +79,27 @@ def counted(config: GroupingConfig, known: Known, prices: Callable[[], Prices], 
     for _ in range(config.draws):
         chosen = generator.permutation(len(known.crossing))[:half]
         full, static = at_depth(known, chosen, known.num_layers), at_depth(known, chosen, static_depth(known))
-        base = rate(price, known, chosen, full, batch)
-        level = rate(price, known, chosen, static, batch)
-        drawn.setdefault((STATIC, 1, STATIC), []).append(
-            {"step_layers": static_depth(known), "layers": static_depth(known), "gain": level / base}
-        )
-        plain: dict[str, dict[str, float]] = {}
+        plainly = [one_after_another(each, batch, known.num_layers) for each in (full, static)]
+        base, level = (rate(price, known, chosen, steps, batch, 1.0, frozenset()) for steps in plainly)
+        depth = float(static_depth(known))
+        drawn.setdefault((STATIC, 1, STATIC), []).append({"step_layers": depth, "layers": depth, "gain": level / base})
+        random: dict[str, dict[str, float]] = {}
         for way, pool, steps, wait in ways(config, known, chosen, batch):
+            anywhere = way in (ONLINE, STEP_ORACLE)
             for rule, (share, holds) in rules_of(config).items():
-                stop = steps.stops(share)
-                seconds = price.steps(
-                    steps.counts, stop, known.measures, holds=holds, gathered=way in (ONLINE, STEP_ORACLE)
+                tokens_per_s = rate(
+                    price, known, chosen, steps, batch, share, known.measures, holds=holds, gathered=anywhere
                 )
-                total = float(seconds.sum()) + price.requests(known.sources[chosen].tolist())
+                stop, rows = steps.stops(share), steps.rows
                 found = {
-                    "step_layers": float(stop.mean()),
-                    "layers": float((stop * steps.rows).sum() / steps.rows.sum()),
-                    "rows_of_a_step": float(steps.rows.mean()),
-                    "gain": float(steps.rows.sum()) / total / base,
+                    "step_layers": float(stop[rows == batch].mean()),
+                    "layers": float((stop * rows).sum() / rows.sum()),
+                    "rows_of_a_step": float(rows.mean()),
+                    "gain": tokens_per_s / base,
                 }
-                plain.setdefault(rule, found)  # random order comes first
-                found["saved"] = plain[rule]["step_layers"] - found["step_layers"]
-                found["over_random"] = found["gain"] / plain[rule]["gain"]
+                plain = random.setdefault(rule, found)  # it comes first
+                found["saved"] = plain["step_layers"] - found["step_layers"]
+                found["over_random"] = found["gain"] / plain["gain"]
                 drawn.setdefault((way, pool, rule), []).append({**found, **wait})
     return [
         {"grouping": way, "pool": pool, "rule": rule, "requests": half, **averaged(values)}
@@ -145,18 +146,36 @@ def at_depth(known: Known, chosen: Int[np.ndarray, " requests"], depth: int) -> 
     return np.where(known.full[chosen] > 0, depth, 0)
 
 
-def rate(price: Prices, known: Known, chosen: Int[np.ndarray, " requests"], crossing: np.ndarray, batch: int) -> float:
-    """Tokens per second of depths that are given."""
-    steps = one_after_another(crossing, batch, known.num_layers)
-    seconds = float(price.steps(steps.counts, steps.stops(1.0), frozenset(), holds=True).sum())
-    return float(steps.rows.sum()) / (seconds + price.requests(known.sources[chosen].tolist()))
+def rate(
+    price: Prices,
+    known: Known,
+    chosen: Int[np.ndarray, " requests"],
+    steps: Steps,
+    batch: int,
+    share: float,
+    measures: frozenset[Measure],
+    *,
+    holds: bool = True,
+    gathered: bool = False,
+) -> float:
+    """Tokens per second of the steps with all places taken; each token bears its part of encoder and admission."""
+    there = steps.rows == batch
+    seconds = price.steps(
+        steps.counts[there], steps.stops(share)[there], measures, holds=holds, gathered=gathered
+    )  # fmt: skip
+    tokens = batch * int(there.sum())
+    beside = price.requests(known.sources[chosen].tolist()) * tokens / int(steps.rows.sum())
+    return tokens / (float(seconds.sum()) + beside)
 
 
 def averaged(values: list[dict[str, float]]) -> dict[str, float]:
-    """Means over the draws and 95 % intervals (1.96 standard deviations of the draws)."""
+    """Means over the draws and, but for what a way of grouping fixes, 95 % intervals (1.96 standard deviations)."""
     found: dict[str, float] = {}
     for name in values[0]:
         numbers = np.array([each[name] for each in values])
         mean, half = float(numbers.mean()), 1.96 * float(numbers.std(ddof=1))
+        if name in FIXED:
+            found[name] = mean
+            continue
         found |= {name: mean, f"{name}_low": mean - half, f"{name}_high": mean + half}
     return found

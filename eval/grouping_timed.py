@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Int
 
-from calm.config import BatchRule
+from calm.config import BatchRule, Measure
 from calm.cost import CostTable
 from calm.errors import CalmError, DataError
 from calm.experiment_config import GroupingConfig
@@ -37,19 +37,16 @@ class Timed:
 
     Attributes:
         sources: ids of each article, in the order of the records.
-        keep: where a cost table is kept, so that a resumed run goes on with the same: reads None before it is measured.
+        measures: sets that rows ask at once: what the cost table prices.
+        read, write: where the cost table is kept, so that a resumed run goes on with the same; None: not measured yet.
     """
 
     config: GroupingConfig
     model: "ServedModel"
     sources: Sequence[Sequence[int]]
+    measures: Sequence[frozenset[Measure]]
     read: Callable[[], CostTable | None]
     write: Callable[[CostTable], None]
-
-    @property
-    def now(self) -> Callable[[], float]:
-        """Processor time of the one thread, which others of a busy machine do not add to; else the wall clock."""
-        return time.thread_time if self.config.threads == 1 else time.perf_counter
 
     def engine(self, batch: int, rule: BatchRule = BatchRule.own) -> "Engine":
         """Fills all its places before a step, encodes every source anew."""
@@ -72,9 +69,10 @@ class Timed:
         engine = self.engine(max([*self.config.batches, *self.config.timed_batches]))
         table = self.read()
         if table is None:
-            engine.clock.now = self.now
-            lengths = sorted({len(each) for each in self.sources})
-            table = measure(engine, self.config.price_repeats, None, lengths)
+            if self.config.threads == 1:  # what others have of a busy machine is no price
+                engine.clock.now = time.thread_time
+            lengths = [len(each) for each in self.sources]
+            table = measure(engine, self.config.price_repeats, self.measures, lengths)
             self.write(table)
         return Prices(table, setting_of(engine))
 
@@ -99,12 +97,12 @@ class Timed:
             Run(self, known, batch, STATIC, RANDOM, arrived, Static(depth)),
             *(Run(self, known, batch, r, name, order, policy) for r in (OWN, SYNC) for name, order in orders.items()),
         ]
-        few = 1
+        contenders = [Contender(run.name, run) for run in runs]
         found = paired(
-            [Contender(run.name, run) for run in runs], few, config.timed, config.repeats, config.warmups,
-            allow_noisy=config.allow_noisy, now=self.now,
+            contenders, 1, config.timed, config.repeats, config.warmups, allow_noisy=config.allow_noisy
         )  # fmt: skip
-        return [run.record(found, runs[0], price) for run in runs]
+        plain = {run.rule: run for run in runs if run.grouping == RANDOM}
+        return [run.record(found, plain[FULL], plain[run.rule], price) for run in runs]
 
 
 @dataclass
@@ -149,34 +147,41 @@ class Run:
         seconds = float(price.steps(steps.counts, steps.stops(1.0), asked, holds=self.rule != SYNC).sum())
         return steps, float(steps.rows.sum()) / (seconds + price.requests(known.sources[self.order].tolist()))
 
-    def record(self, found: Paired, full: "Run", price: Prices) -> dict[str, Any]:
-        """Tokens per second over full depth's, of calls from the first source to the last answer; the interval is from
-        the lowest to the highest of the rounds.
+    def over(self, other: "Run", found: Paired) -> tuple[float, float, float]:
+        """How many times the other's tokens per second: median, lowest and highest of the rounds.
+
+        Of calls from the first source to the last answer.
         """
-        own, base = found.seconds(self.name, Clocked.call), found.seconds(full.name, Clocked.call)
-        share = self.tokens / full.tokens
-        rounds = [share * before / after for before, after in zip(base, own, strict=True)]
+        share = self.tokens / other.tokens
+        before, after = (found.seconds(run.name, Clocked.call) for run in (other, self))
+        rounds = [share * a / b for a, b in zip(before, after, strict=True)]
+        return share * median_ratio(before, after), min(rounds), max(rounds)
+
+    def record(self, found: Paired, full: "Run", random: "Run", price: Prices) -> dict[str, Any]:
+        """What was timed with its samples, and what was predicted.
+
+        ``gain`` is tokens per second over full depth's, ``over_random`` over the same rule's in random order;
+        ``as_recorded`` the share of answers whose tokens crossed where the records say.
+        """
         (steps, expected), (_, expected_full) = self.expected(price), full.expected(price)
         ran = [len(step.layers) for step in self.engine.clock.history if step.rows]
         same = [
             tuple(answer.crossing_layers) == tuple(row[row > 0].tolist())
             for answer, row in zip(self.answers, self.known.crossing[self.order], strict=True)
         ]
+        told: dict[str, float] = {}
+        for name, other in (("gain", full), ("over_random", random)):
+            told[name], told[f"{name}_low"], told[f"{name}_high"] = self.over(other, found)
         return {
-            "rule": self.rule, "grouping": self.grouping, "pool": 1 if self.grouping == RANDOM else self.pool,
-            "requests": len(self.order), "tokens": self.tokens,
-            "gain": share * median_ratio(base, own), "gain_low": min(rounds), "gain_high": max(rounds),
-            "predicted_gain": expected / expected_full,
+            "rule": self.rule, "grouping": self.grouping,
+            "pool": 1 if self.grouping == RANDOM else self.timed.config.pools[0],
+            "requests": len(self.order), "tokens": self.tokens, **told, "predicted_gain": expected / expected_full,
             "step_layers": float(np.mean(ran)), "predicted_step_layers": float(steps.stops(1.0).mean()),
             "as_recorded": None if self.rule in (FULL, STATIC) else float(np.mean(same)),
-            "seconds": own, "full_seconds": base, "full_again": found.seconds(full.name + AGAIN, Clocked.call),
-            "runner": self.engine.runner_name.value, "noise": found.noise.to_json()["noisy"],
-            "foreign_cpu": found.noise.foreign,
+            "seconds": found.seconds(self.name, Clocked.call),
+            "full_again": found.seconds(full.name + AGAIN, Clocked.call),
+            "runner": self.engine.runner_name.value, "noisy": found.noise.noisy, "foreign_cpu": found.noise.foreign,
         }  # fmt: skip
-
-    @property
-    def pool(self) -> int:
-        return self.timed.config.pools[0]
 
 
 def policy_of(entry: dict[str, Any], longest: int) -> "Policy":

@@ -17,10 +17,10 @@ class GroupingConfig:
     pools: list[int] = field(default_factory=lambda: [4, 16])  # batches of requests that a grouping chooses from
     quantiles: list[float] = field(default_factory=lambda: [0.9])  # beside own and sync
     recent: int = 3  # crossing layers of a row that tell the next one
-    draws: int = 40  # halves of the articles, in an order of arrival
+    draws: int = 30  # halves of the articles, in an order of arrival
     folds: int = 10  # of the cross-fitted predictor
     bins: int = 10  # of its predictions
-    price_repeats: int = 5  # of which each entry of the cost table is the median
+    price_repeats: int = 15  # of which each entry of the cost table is the median
     timed_batches: list[int] = field(default_factory=lambda: [8, 32])  # first row only; [] times nothing
     timed: int = 256  # articles that a timed engine answers
     repeats: int = 5

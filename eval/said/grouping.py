@@ -48,12 +48,13 @@ def _savings(rows: Sequence[Mapping[str, Any]]) -> str:
         parts.append("; ".join(f"grouping {SAID[row['grouping']]} costs {_saved(row, -1)}" for row in hurt))
     text = ". ".join(part[0].upper() + part[1:] for part in parts)
     best = max(helped, key=lambda row: row["over_random"], default=None)
-    if best is not None:
-        text += f"; of tokens/s that is {_ratio(best, 'over_random')} times random order's, predicted"
-        text += f", and a request waits for {best['wait_requests']:g} others until its group is complete"
-        if best["steps_of_a_token"] > 1:
-            text += f", a row speaks once in {best['steps_of_a_token']:g} steps"
-    return text + "."
+    if best is None:
+        return text + "."
+    text += f". Predicted for grouping {SAID[best['grouping']]}: {_ratio(best, 'over_random')} times random order's "
+    text += f"tokens/s and {_ratio(best, 'gain')} times full depth's; its price: "
+    if best["steps_of_a_token"] > 1:
+        return text + f"a running row speaks once in {best['steps_of_a_token']:g} steps."
+    return text + f"a request waits until {best['wait_requests']:g} more have come, on average."
 
 
 def _saved(row: Mapping[str, Any], sign: int = 1) -> str:
@@ -80,14 +81,13 @@ def _timed(rows: Sequence[Mapping[str, Any]]) -> str:
     off = max(rows, key=lambda row: abs(row["predicted_gain"] / row["gain"] - 1))
     text = f"Of {len(rows)} timed points the prediction is farthest off at {off['rule']} {off['grouping']}, batch "
     text += f"{off['batch']}: {off['predicted_gain']:.2f} predicted, {off['gain']:.2f} timed"
-    gained = []
-    for row in rows:
-        plain = next((each for each in rows if each["batch"] == row["batch"] and each["rule"] == row["rule"]
-                      and each["grouping"] == "random"), None)  # fmt: skip
-        if row["grouping"] == "encoder" and plain is not None:
-            apart = row["gain_low"] > plain["gain_high"] or row["gain_high"] < plain["gain_low"]
-            ratio = f"{row['gain'] / plain['gain']:.3f} times random order's tokens/s"
-            told = ratio if apart else f"{ratio}, which its rounds do not tell apart"
-            gained.append(f"{row['rule']} at batch {row['batch']}: {told}")
-    noisy = " (noisy machine)" if any(row.get("noise") for row in rows) else ""
-    return text + ("; timed, grouping by the encoder is " + "; ".join(gained) if gained else "") + noisy + "."
+    gained = [_gained(row) for row in rows if row["grouping"] == "encoder"]
+    noisy = " (noisy machine)" if any(row["noisy"] for row in rows) else ""
+    text += f". Timed tokens/s of grouping by the encoder over random order: {'; '.join(gained)}" if gained else ""
+    return f"{text}{noisy}."
+
+
+def _gained(row: Mapping[str, Any]) -> str:
+    rounds = f"{row['over_random']:.3f} (rounds {row['over_random_low']:.3f} to {row['over_random_high']:.3f})"
+    apart = row["over_random_low"] > 1 or row["over_random_high"] < 1
+    return f"{row['rule']} at batch {row['batch']} {rounds}{'' if apart else ', not told apart'}"
