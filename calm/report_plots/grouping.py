@@ -53,7 +53,6 @@ def _layers(name: str, part: pd.DataFrame, about: Mapping[str, Any], pool: int) 
 
 def _gain(name: str, part: pd.DataFrame, timed: pd.DataFrame, pool: int) -> Panel:
     series = [_way(way, part, "gain") for way in WAYS if (part["grouping"] == way).any()]
-    # the steps of a fixed depth do not wait for anybody
     static = part[part["rule"] == "static"].sort_values("batch")
     if not static.empty:
         depth = float(static["step_layers"].iloc[0])
@@ -71,9 +70,9 @@ def _gain(name: str, part: pd.DataFrame, timed: pd.DataFrame, pool: int) -> Pane
     high = max(1.0, max(max(each.y) for each in series))
     low = min(1.0, min(min(each.y) for each in series))
     return Panel(
-        f"{name}, own: predicted; filled: timed", "rows of a batch", "tokens/s over full depth (95 %; timed: all rounds)", series,
-        [Level("full depth", 1.0)], x_log=True, y_range=(low - 0.1 * high, high + 0.9 * (high - low) + 0.1),
-        legend="upper left", columns=2,
+        f"{name}, own: predicted; filled: timed", "rows of a batch",
+        "tokens/s over full depth (95 %; timed: all rounds)", series, [Level("full depth", 1.0)], x_log=True,
+        y_range=(low - 0.1 * high, high + 0.9 * (high - low) + 0.1), legend="upper left", columns=2,
     )  # fmt: skip
 
 
