@@ -23,6 +23,7 @@ from .clocks import AGAIN, Clocked, Contender, Paired, median_ratio, paired
 from .grouping_counted import ENCODER, FULL, ORACLE, OWN, RANDOM, STATIC, SYNC, Known, at_depth, static_depth
 from .grouping_orders import Steps, one_after_another, windows
 from .grouping_price import Prices
+from .recorded import padded
 
 if TYPE_CHECKING:
     from calm.policies import Policy
@@ -138,10 +139,16 @@ class Run:
         return sum(len(answer.tokens) for answer in self.answers)
 
     def expected(self, price: Prices) -> tuple[Steps, float]:
-        """Steps from the records, and tokens per second by the cost table."""
+        """Steps from the records, and tokens per second by the cost table.
+
+        No record has the answers of the fixed depth: their lengths are those that were timed.
+        """
         known, ready = self.known, self.rule in (FULL, STATIC)
-        depth = known.num_layers if self.rule == FULL else static_depth(known)
-        crossing = at_depth(known, self.order, depth) if ready else known.crossing[self.order]
+        crossing = known.crossing[self.order]
+        if self.rule == FULL:
+            crossing = at_depth(known, self.order, known.num_layers)
+        if self.rule == STATIC:
+            crossing = padded([[static_depth(known)] * len(answer.tokens) for answer in self.answers])
         steps = one_after_another(crossing, self.batch, known.num_layers)
         asked = frozenset() if ready else known.measures
         seconds = float(price.steps(steps.counts, steps.stops(1.0), asked, holds=self.rule != SYNC).sum())
@@ -161,9 +168,11 @@ class Run:
         """What was timed with its samples, and what was predicted.
 
         ``gain`` is tokens per second over full depth's, ``over_random`` over the same rule's in random order;
-        ``as_recorded`` the share of answers whose tokens crossed where the records say.
+        ``as_recorded`` the share of answers whose tokens crossed where the records say. Layers are of all steps, those
+        at the end too, where rows are few.
         """
         (steps, expected), (_, expected_full) = self.expected(price), full.expected(price)
+        _, expected_random = random.expected(price)
         ran = [len(step.layers) for step in self.engine.clock.history if step.rows]
         same = [
             tuple(answer.crossing_layers) == tuple(row[row > 0].tolist())
@@ -176,6 +185,7 @@ class Run:
             "rule": self.rule, "grouping": self.grouping,
             "pool": 1 if self.grouping == RANDOM else self.timed.config.pools[0],
             "requests": len(self.order), "tokens": self.tokens, **told, "predicted_gain": expected / expected_full,
+            "predicted_over_random": expected / expected_random,
             "step_layers": float(np.mean(ran)), "predicted_step_layers": float(steps.stops(1.0).mean()),
             "as_recorded": None if self.rule in (FULL, STATIC) else float(np.mean(same)),
             "seconds": found.seconds(self.name, Clocked.call),

@@ -67,12 +67,12 @@ def _gain(name: str, part: pd.DataFrame, timed: pd.DataFrame, pool: int) -> Pane
                 Series(f"{way} (timed)", list(points["batch"]), list(points["gain"]), list(points["gain_low"]),
                        list(points["gain_high"]), kind="points", color=color, marker=marker, legend=False)
             )  # fmt: skip
-    high = max(1.0, max(max(each.y) for each in series))
-    low = min(1.0, min(min(each.y) for each in series))
+    high = max(1.0, max(max(each.high or each.y) for each in series))
+    low = min(1.0, min(min(each.low or each.y) for each in series))
     return Panel(
         f"{name}, own: predicted; filled: timed", "rows of a batch",
         "tokens/s over full depth (95 %; timed: all rounds)", series, [Level("full depth", 1.0)], x_log=True,
-        y_range=(low - 0.1 * high, high + 0.9 * (high - low) + 0.1), legend="upper left", columns=2,
+        y_range=(low - 0.05 * high, high + 0.7 * (high - low) + 0.1), legend="upper left", columns=2,
     )  # fmt: skip
 
 

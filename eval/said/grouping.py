@@ -73,7 +73,7 @@ def _bound(summary: Mapping[str, Any], name: str, here: Mapping[str, Mapping[str
         if row["key"] == "encoder":
             text += f". The encoder tells an answer's mean depth with R² {_ratio(row, 'r2')}, "
             text += f"rank correlation {_ratio(row, 'rank')}; {row['between']:.0%} of the variance of a token's depth "
-            text += "lies between answers, the rest inside them, where no order of requests reaches"
+            text += "lies between answers, the rest inside them, which nothing known of an article tells"
     return text[0].upper() + text[1:] + "."
 
 
@@ -88,6 +88,9 @@ def _timed(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _gained(row: Mapping[str, Any]) -> str:
-    rounds = f"{row['over_random']:.3f} (rounds {row['over_random_low']:.3f} to {row['over_random_high']:.3f})"
+    rounds = (
+        f"{row['over_random']:.3f} (rounds {row['over_random_low']:.3f} to {row['over_random_high']:.3f}, predicted "
+    )
+    rounds += f"{row['predicted_over_random']:.3f})"
     apart = row["over_random_low"] > 1 or row["over_random_high"] < 1
     return f"{row['rule']} at batch {row['batch']} {rounds}{'' if apart else ', not told apart'}"

@@ -247,7 +247,7 @@ def made_up(saved: dict[str, tuple[float, float]], over_random: tuple[float, flo
     timed = {
         "part": "timed", "row": "state", "batch": 8, "rule": "own", "grouping": "encoder", "gain": 1.1, "gain_low": 1.0,
         "gain_high": 1.2, "predicted_gain": 1.21, "over_random": middle, "over_random_low": low,
-        "over_random_high": high, "noisy": False,
+        "over_random_high": high, "predicted_over_random": 1.03, "noisy": False,
     }  # fmt: skip
     told = {
         "part": "predictor", "row": "state", "key": "encoder", "r2": 0.1, "r2_low": 0.05, "r2_high": 0.15,
@@ -269,7 +269,7 @@ def test_winners_ties_and_losers_are_called_so() -> None:
     assert "by a row's recent exits costs 0.40 [0.30, 0.50] layers" in first
     assert "1.500 [1.400, 1.600] times random order's tokens/s" in first and "until 15.5 more have come" in first
     assert "R² 0.100 [0.050, 0.150]" in bound and "25% of the variance" in bound
-    assert "1.21 predicted, 1.10 timed" in timed and "1.050 (rounds 1.020 to 1.080)." in timed
+    assert "1.21 predicted, 1.10 timed" in timed and "1.050 (rounds 1.020 to 1.080, predicted 1.030)." in timed
 
     first, _, timed = said(
         made_up({"encoder": (-0.6, -0.4), "length": (-0.1, 0.2), "online": (0.3, 0.5)}, (1.0, 0.98, 1.03))
