@@ -3,6 +3,7 @@
 from typing import Any
 
 from .backfill import BackfillConfig
+from .grouping import GroupingConfig
 from .invariance import InvarianceConfig
 from .length import LengthConfig
 from .shallow import ShallowConfig
@@ -12,6 +13,7 @@ from .uniformity import UniformityRunConfig
 
 SCHEMAS: dict[str, Any] = {  # by program
     "backfill": BackfillConfig,
+    "grouping": GroupingConfig,
     "invariance": InvarianceConfig,
     "length": LengthConfig,
     "shallow": ShallowConfig,
@@ -22,6 +24,7 @@ SCHEMAS: dict[str, Any] = {  # by program
 __all__ = [
     "SCHEMAS",
     "BackfillConfig",
+    "GroupingConfig",
     "InvarianceConfig",
     "LengthConfig",
     "ShallowConfig",

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from .backfill import backfill_panels
+from .grouping import grouping_panels
 from .interactive import interactive
 from .invariance import invariance_panels
 from .length import length_panels
@@ -21,6 +22,7 @@ from .uniformity import uniformity_panels
 # by experiment: of the rows and the summary that it left
 FIGURES: dict[str, Callable[[pd.DataFrame, Mapping[str, Any]], list[Panel]]] = {
     "backfill": backfill_panels,
+    "grouping": grouping_panels,
     "invariance": invariance_panels,
     "length": length_panels,
     "shallow": shallow_panels,
