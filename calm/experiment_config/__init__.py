@@ -6,11 +6,13 @@ from .backfill import BackfillConfig
 from .length import LengthConfig
 from .slowest_row import SlowestRowConfig
 from .suitability import SuitabilityConfig
+from .thresholds import ThresholdsConfig
 
 SCHEMAS: dict[str, Any] = {  # by program
     "backfill": BackfillConfig,
     "length": LengthConfig,
     "slowest_row": SlowestRowConfig,
     "suitability": SuitabilityConfig,
+    "thresholds": ThresholdsConfig,
 }
-__all__ = ["SCHEMAS", "BackfillConfig", "LengthConfig", "SlowestRowConfig", "SuitabilityConfig"]
+__all__ = ["SCHEMAS", "BackfillConfig", "LengthConfig", "SlowestRowConfig", "SuitabilityConfig", "ThresholdsConfig"]

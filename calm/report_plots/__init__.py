@@ -14,6 +14,7 @@ from .length import length_panels
 from .panels import Panel, draw_panels
 from .slowest_row import slowest_row_panels
 from .suitability import suitability_panels
+from .thresholds import thresholds_panels
 
 # by experiment: of the rows and the summary that it left
 FIGURES: dict[str, Callable[[pd.DataFrame, Mapping[str, Any]], list[Panel]]] = {
@@ -21,6 +22,7 @@ FIGURES: dict[str, Callable[[pd.DataFrame, Mapping[str, Any]], list[Panel]]] = {
     "length": length_panels,
     "slowest_row": slowest_row_panels,
     "suitability": suitability_panels,
+    "thresholds": thresholds_panels,
 }
 ROWS = {"suitability": "layers"}  # where a summary does not call what is drawn ``rows``
 
