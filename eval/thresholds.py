@@ -5,9 +5,10 @@
 Calibration and test articles are decoded in fp32 at every threshold of a grid fixed on dev, at full depth and at every
 static depth. Calibration articles certify a point of each curve for each tolerance (risk consistency, CALM section 4;
 each curve by itself at the whole error_prob), test articles say what it is worth. Then both are pooled and cut into
-random halves, of which one certifies and the other is looked at. A certificate speaks of the mean of all that will come,
-which a half only estimates, and the splits overlap: an illustration, no test. Layers are counted, nothing is timed.
-Intervals are over articles. Writes summary.json, rows.parquet (a row for each trial, articles as lists) and the figure.
+random halves, of which one certifies and the other is looked at. A certificate speaks of the mean of all that will
+come, which a half only estimates, and the splits overlap: an illustration, no test. Layers are counted, nothing is
+timed. Intervals are over articles. Writes summary.json, rows.parquet (a row for each trial, articles as lists) and the
+figure.
 """
 
 from collections.abc import Sequence
@@ -119,7 +120,7 @@ def known_measures(config: ThresholdsConfig, model: "EarlyExitT5") -> list[Measu
     if Measure.classifier not in config.measures or model.settings.has_classifier:
         return list(config.measures)
     say("classifier: this model has none; python -m train stage=classifier checkpoint=FOLDER trains it")
-    left = [measure for measure in config.measures if measure is not Measure.classifier]
+    left: list[Measure] = [measure for measure in config.measures if measure is not Measure.classifier]
     if not left:
         raise ConfigError("measures: this model has no classifier; give another, such as measures=[softmax]")
     return left

@@ -120,10 +120,11 @@ def rows_of(measured: Measured) -> list[Row]:
 
 
 def _point(measured: Measured, answers: Answers) -> Row:
-    """ROUGE-L and layers skipped over the test articles, with intervals."""
+    """ROUGE-L, the same less full depth's, and layers skipped over the test articles, with intervals."""
     tested = measured.tested(answers)
     return {
         **measured.intervals("rouge_l", tested.rouge_l),
+        **measured.intervals("less_full", tested.rouge_l - measured.tested(measured.full).rouge_l),
         **measured.intervals("layers_skipped", tested.skipped(measured.num_layers)),
     }
 

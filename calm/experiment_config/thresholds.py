@@ -23,9 +23,9 @@ class ThresholdsConfig:
 
     checkpoint: str | None = None  # default: the newest model folder under runs/
     data: DataConfig | None = None  # default: the corpus that the model was trained on
-    n: int | None = 1_500  # articles of the calibration split, and as many of the test split; None: all of them
+    n: int | None = 1_000  # articles of the calibration split, and as many of the test split; None: all of them
     dev_rows: int = 300  # whose confidences the grids are made of
-    grid_size: int = 12  # thresholds below 1.0
+    grid_size: int = 20  # thresholds below 1.0
     measures: list[Measure] = field(default_factory=lambda: [Measure.softmax, Measure.state, Measure.classifier])
     schedules: list[Schedule] = field(default_factory=lambda: [Schedule.constant, Schedule.decaying])  # first: shown
     heads: list[Head] = field(default_factory=lambda: [Head.full, Head.candidates, Head.screened])
