@@ -9,6 +9,7 @@ from .length import LengthConfig
 from .shallow import ShallowConfig
 from .slowest_row import SlowestRowConfig
 from .suitability import SuitabilityConfig
+from .thresholds import ThresholdsConfig
 from .uniformity import UniformityRunConfig
 
 SCHEMAS: dict[str, Any] = {  # by program
@@ -19,6 +20,7 @@ SCHEMAS: dict[str, Any] = {  # by program
     "shallow": ShallowConfig,
     "slowest_row": SlowestRowConfig,
     "suitability": SuitabilityConfig,
+    "thresholds": ThresholdsConfig,
     "uniformity": UniformityRunConfig,
 }
 __all__ = [
@@ -30,5 +32,6 @@ __all__ = [
     "ShallowConfig",
     "SlowestRowConfig",
     "SuitabilityConfig",
+    "ThresholdsConfig",
     "UniformityRunConfig",
 ]

@@ -17,6 +17,7 @@ from .panels import Panel, draw_panels
 from .shallow import shallow_panels
 from .slowest_row import slowest_row_panels
 from .suitability import suitability_panels
+from .thresholds import thresholds_panels
 from .uniformity import uniformity_panels
 
 # by experiment: of the rows and the summary that it left
@@ -28,6 +29,7 @@ FIGURES: dict[str, Callable[[pd.DataFrame, Mapping[str, Any]], list[Panel]]] = {
     "shallow": shallow_panels,
     "slowest_row": slowest_row_panels,
     "suitability": suitability_panels,
+    "thresholds": thresholds_panels,
     "uniformity": uniformity_panels,
 }
 ROWS = {"suitability": "layers"}  # where a summary does not call what is drawn ``rows``
