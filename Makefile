@@ -2,6 +2,7 @@
 # make test      set up, run the tests;  make test-all runs the long ones;  make lint checks style and types
 # make peers     set up the engines of others in .peers, time this one beside them (hours; PEERS='shapes=[small]' cuts it)
 # make debian    the same on real text, from scratch: three stages, Table 1 (under two hours on two idle cores)
+# make debian-arms  shallower models and uniform exits beside the plain recipe, from the trained model (about an hour)
 # make gpu-check everything that only a GPU can tell: results/gpu/summary.json (PYTHON: one with torch and Triton; GPU='parts=core')
 # make gpu-carry for such a machine without a package index: what it may lack goes to .gpu/wheels, which gpu-check installs
 # PYTHON=python3.12 chooses the interpreter that the environment in .venv is made with.
@@ -20,7 +21,7 @@ export TOKENIZERS_PARALLELISM := false
 export PYTHONUNBUFFERED := 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: env demo debian test test-all lint peers gpu-carry gpu-check clean
+.PHONY: env demo debian debian-arms test test-all lint peers gpu-carry gpu-check clean
 .DELETE_ON_ERROR:
 
 env: $(STAMP)
@@ -45,6 +46,21 @@ debian: $(STAMP)
 	$(BIN)/python -m eval.relabel checkpoint=$D/pairs/model samples=9 margin=0.05 one_per_family=true output=$D/targets.jsonl hydra.run.dir=$D/relabel
 	$(BIN)/python -m train +experiment=debian_tiny checkpoint=$D/pairs/model data.targets=$D/targets.jsonl resume=auto output=$D/model hydra.run.dir=$D/train
 	$(BIN)/python -m eval.table1 checkpoint=$D/model hydra.run.dir=$D
+
+# From the trained model: its own answers nearest to the references, and on these an arm of the plain recipe, two whose
+# rows are to cross together, three of its first layers alone; then what they are worth beside each other.
+A := runs/arms
+M ?= results/debian_tiny/model
+ARM = $(BIN)/python -m train +experiment=debian_arms checkpoint=$M data.targets=$A/targets.jsonl resume=auto
+SOFTMAX := finetune.uniformity.measure=softmax finetune.uniformity.threshold=0.5 finetune.uniformity.temperature=0.1
+debian-arms: $(STAMP)
+	test -f $A/targets.jsonl || $(BIN)/python -m eval.relabel checkpoint=$M samples=9 margin=0.05 one_per_family=true output=$A/targets.jsonl hydra.run.dir=$A/relabel
+	$(ARM) output=$A/plain/model hydra.run.dir=$A/plain
+	$(ARM) finetune.uniformity.weight=3 $(SOFTMAX) output=$A/uniform-softmax/model hydra.run.dir=$A/uniform-softmax
+	$(ARM) finetune.uniformity.weight=3 output=$A/uniform-state/model hydra.run.dir=$A/uniform-state
+	for k in 2 4 6; do $(ARM) decoder_layers=$$k finetune.loss=final_only stage=finetune output=$A/shallow-$$k/model hydra.run.dir=$A/shallow-$$k || exit; done
+	$(BIN)/python -m eval.shallow checkpoint=$A/plain/model shallow=[$A/shallow-2/model,$A/shallow-4/model,$A/shallow-6/model] hydra.run.dir=$A/shallow
+	$(BIN)/python -m eval.uniformity checkpoint=$A/plain/model uniform=[$A/uniform-softmax/model,$A/uniform-state/model] hydra.run.dir=$A/uniformity
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu" --cov --cov-report=term:skip-covered --cov-fail-under=90
