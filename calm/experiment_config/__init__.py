@@ -1,16 +1,18 @@
-"""Settings of the experiments that eval.report brings together, a file for each; values in ``conf/<name>.yaml``."""
+"""Settings of eval.report and of the experiments that it brings together, a file for each; values: ``conf/<name>.yaml``."""
 
 from typing import Any
 
 from .backfill import BackfillConfig
 from .length import LengthConfig
+from .report import ReportConfig
 from .slowest_row import SlowestRowConfig
 from .suitability import SuitabilityConfig
 
 SCHEMAS: dict[str, Any] = {  # by program
     "backfill": BackfillConfig,
     "length": LengthConfig,
+    "report": ReportConfig,
     "slowest_row": SlowestRowConfig,
     "suitability": SuitabilityConfig,
 }
-__all__ = ["SCHEMAS", "BackfillConfig", "LengthConfig", "SlowestRowConfig", "SuitabilityConfig"]
+__all__ = ["SCHEMAS", "BackfillConfig", "LengthConfig", "ReportConfig", "SlowestRowConfig", "SuitabilityConfig"]
