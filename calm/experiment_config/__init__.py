@@ -1,4 +1,4 @@
-"""Settings of eval.report and of the experiments that it brings together, a file for each; values: ``conf/<name>.yaml``."""
+"""Settings of eval.report and of its experiments, a file for each; values in ``conf/<name>.yaml``."""
 
 from typing import Any
 

@@ -70,7 +70,8 @@ def write_page(plan: "Plan", found: Sequence["Found"]) -> "Answer":
 
     unknown = [missing(each) for each in found if each.summary is None]
     summaries = {each.experiment.name: each.summary for each in found if each.summary is not None}
-    answer = answered(gathered(summaries, plan.records if plan.has_records else None, unknown))
+    said = {each.experiment.name: each.said for each in found}
+    answer = answered(gathered(summaries, plan.records if plan.has_records else None, said, unknown))
     text = page(f"Early exit: {model_name(plan.model)}", about(plan.model, found), answer, found, plan.run_dir)
     write_atomic(plan.run_dir / "report.html", text)
     write_atomic(plan.run_dir / "checklist.md", checklist(found))

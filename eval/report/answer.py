@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ..said.words import interval, listed
-from .evidence import EXACT, EXIT, Evidence, Span, TableRow, Way
+from .evidence import EXACT, EXIT, Evidence, Quality, Span, Way
 
 
 class Worth(str, Enum):
@@ -62,8 +62,8 @@ def answered(evidence: Evidence) -> Answer:
 
 def _headline(evidence: Evidence, batches: Sequence[Batch]) -> tuple[Worth, str]:
     if (
-        evidence.table
-        and not any(_useful(row) for row in evidence.table)
+        evidence.qualities
+        and not any(_useful(row) for row in evidence.qualities)
         and not any(way.certified for way in evidence.ways)
     ):
         return Worth.no, "Early exit is not worth it here as it stands: no threshold that skips a layer is certified."
@@ -79,7 +79,7 @@ def _headline(evidence: Evidence, batches: Sequence[Batch]) -> tuple[Worth, str]
     return worth, f"Early exit here is {'; '.join(parts)}{busy}."
 
 
-def _useful(row: TableRow) -> bool:
+def _useful(row: Quality) -> bool:
     return row.tolerance is not None and row.skipped > 0
 
 
@@ -139,7 +139,7 @@ def _measured(way: Way) -> str:
     call = "" if way.call is None else f" and whole calls {_times(way.call)}"
     return (
         f"{certificate}decode steps run {_times(way.speed)} times as fast as full depth's{call} ({_short(way)}, rule "
-        f"{way.rule}), {_quality(way.quality)}"
+        f"{way.rule}), {_quality(way)}"
     )
 
 
@@ -148,7 +148,7 @@ def _rival(way: Way) -> str:
 
 
 def _pair(way: Way) -> str:
-    return f"gives {_times(way.speed)}, {_quality(way.quality)}"
+    return f"gives {_times(way.speed)}, {_quality(way)}"
 
 
 def _short(way: Way) -> str:
@@ -159,8 +159,13 @@ def _times(span: Span) -> str:
     return interval(span.at, span.low, span.high)
 
 
-def _quality(span: Span | None) -> str:
-    """The difference to full depth; gain and loss are said only of intervals that leave 0 out."""
+def _quality(way: Way) -> str:
+    other = "" if way.quality_at is None else f" (of its certified threshold in fp32, {way.quality_at:.4g})"
+    return _difference(way.quality) + other
+
+
+def _difference(span: Span | None) -> str:
+    """To full depth's ROUGE-L; gain and loss are said only of intervals that leave 0 out."""
     if span is None:
         return "its ROUGE-L is not known"
     if span.low is None or span.high is None or span.low <= 0 <= span.high:
@@ -168,8 +173,8 @@ def _quality(span: Span | None) -> str:
             f"ROUGE-L as full depth's as far as can be told ({interval(span.at, span.low, span.high, 1, 100)} points)"
         )
     if span.at < 0:
-        return f"and loses {interval(-span.at, -span.high, -span.low, 1, 100)} points of ROUGE-L"
-    return f"and gains {interval(span.at, span.low, span.high, 1, 100)} points of ROUGE-L"
+        return f"loses {interval(-span.at, -span.high, -span.low, 1, 100)} points of ROUGE-L"
+    return f"gains {interval(span.at, span.low, span.high, 1, 100)} points of ROUGE-L"
 
 
 def _recommended(evidence: Evidence, best: dict[int, Way]) -> list[str]:
@@ -178,9 +183,10 @@ def _recommended(evidence: Evidence, best: dict[int, Way]) -> list[str]:
         by: dict[tuple[str, str | None], list[str]] = {}
         for size, way in best.items():
             by.setdefault((_short(way), way.rule), []).append(str(size))
+        risks = sorted({f"{way.tolerance:g}" for way in best.values()})
         texts = [f"{name} under rule {rule} at batch {listed(sizes)}" for (name, rule), sizes in by.items()]
-        return [f"Recommended, certified for risk {evidence.tolerance:g}: {'; '.join(texts)}."]
-    useful = [row for row in evidence.table if _useful(row)]
+        return [f"Recommended, certified for risk {listed(risks)}: {'; '.join(texts)}."]
+    useful = [row for row in evidence.qualities if _useful(row)]
     if not useful:
         return []
     if evidence.batches:
@@ -191,17 +197,17 @@ def _recommended(evidence: Evidence, best: dict[int, Way]) -> list[str]:
     ]
 
 
-def _layers(rows: Sequence[TableRow]) -> str:
+def _layers(rows: Sequence[Quality]) -> str:
     row = next((row for row in rows if row.picked), rows[0])
     why = "dev picked" if row.picked else "the first is"
     threshold = "" if row.threshold is None else f" at {row.threshold:.4g}"
     return (
         f"the thresholds certified for risk {row.tolerance:g} {why} {row.name}{threshold}: {100 * row.skipped:.1f} % "
-        f"of the decoder layers skipped (a share of layers, no speed-up), {_quality(row.quality)}."
+        f"of the decoder layers skipped (a share of layers, no speed-up), {_difference(row.span)}."
     )
 
 
 def _why_not_more(evidence: Evidence) -> list[str]:
-    if evidence.largest is not None:
-        return [evidence.largest]
+    if evidence.gap:
+        return list(evidence.gap)
     return ["Where the time goes was not measured (experiment breakdown), so what holds the speed back is not known."]

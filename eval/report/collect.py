@@ -10,8 +10,9 @@ from calm.checkpoint import read_json
 from calm.errors import CalmError
 
 from ..trials import State
-from .evidence import STALE, hook, is_noisy
+from .evidence import STALE
 from .experiments import Experiment
+from .readings import hook, is_noisy
 from .runner import MISSING, Ended, Runs
 
 FILES = ("summary.json", "rows.parquet", "log.txt")

@@ -22,8 +22,8 @@ def said(summary: Mapping[str, Any]) -> list[str]:
         row = rows[PROJECT]
         found.append(
             f"Projecting costs {number(row['fill_of_a_layer'], 1, 100)} % of a layer's products for each layer "
-            f"skipped; {number(row['layers'], 2)} of {summary['num_layers']} layers run, with the filling that is the work of "
-            f"{number(row['layers_with_fill'], 2)} (counted, not timed)."
+            f"skipped; {number(row['layers'], 2)} of {summary['num_layers']} layers run, with the filling that is "
+            f"the work of {number(row['layers_with_fill'], 2)} (counted, not timed)."
         )
     if PROJECT in rows and FULL in rows:
         found.append(
