@@ -1,8 +1,9 @@
 """Whether early exit is worth it, at which threshold, under which batch rule and why not more: in words, by rule.
 
-Of a batch size: a certified exit is worth it where its decode steps are faster than full depth's and no fixed depth or
-shallow model is at least as fast and as good. Speeds are measured clocks; without any, nothing is said of speed. Two
-numbers whose intervals overlap cannot be told apart. ROUGE-L is told in points of a hundred.
+Of a batch size: a certified exit is worth it where its decode steps (and, where they were timed, its whole calls) are
+faster than full depth's, and every fixed depth and shallow model that was timed is clearly slower or clearly worse. It
+is not, where one is as fast and as good and clearly better in one of the two. In between nothing is decided. Speeds are
+measured clocks; without any, nothing is said of speed. ROUGE-L is told in points of a hundred.
 """
 
 from collections.abc import Sequence
@@ -91,26 +92,24 @@ def _at(size: int, ways: Sequence[Way]) -> Batch:
         return Batch(size, Worth.unknown, f"Batch {size}: no certified exit was timed.")
     faster = [way for way in exits if way.speed.beside(1.0) > 0]
     if not faster:
-        verdict = (
-            "slower than full depth" if exits[0].speed.beside(1.0) < 0 else "no faster than full depth can be told"
-        )
-        worth = Worth.no
-        return Batch(size, worth, f"Batch {size}: {_measured(exits[0])}: {verdict}, so exits are not worth it.")
+        slower = exits[0].speed.beside(1.0) < 0
+        verdict = "slower than full depth" if slower else "cannot be told from full depth"
+        return Batch(size, Worth.no, f"Batch {size}: {_measured(exits[0])}: {verdict}, so exits are not worth it.")
     free = [way for way in faster if not any(dominates(rival, way) for rival in rivals)]
     if not free:
         rival = next(each for each in rivals if dominates(each, faster[0]))
-        text = f"{_measured(faster[0])}; {_rival(rival)}, no worse in either and better in one: not worth it."
-        return Batch(size, Worth.no, f"Batch {size}: {text}", faster[0])
-    best = free[0]
-    equals = [rival for rival in rivals if equal(rival, best)]
-    others = [_rival(rival) for rival in rivals] + [
-        f"{_short(way)} {_pair(way)}" for way in free[1:] if way.name != best.name and beats(way, best)
-    ]
-    text = f"Batch {size}: {_measured(best)}" + "".join(f"; {each}" for each in others)
-    if equals:
-        return Batch(size, Worth.open, f"{text}. Exits and {equals[0].name} cannot be told apart.", best)
-    if any(beats(way, best) for way in free[1:] if way.name != best.name):
-        text += ". Of the exits none is best in both"
+        text = f"{_measured(faster[0])}; {_pair(rival)}, no worse in either and better in one: not worth it."
+        return Batch(size, Worth.no, f"Batch {size}: {text}")
+    best = next((way for way in free if all(settled(way, rival) for rival in rivals)), free[0])
+    gentler = [way for way in free if way.name != best.name and beats(way, best)]
+    text = "; ".join([f"Batch {size}: {_measured(best)}", *map(_pair, [*rivals, *gentler])])
+    if gentler:
+        text += "; of these exits none is best in both"
+    open_ones = [rival.name for rival in rivals if not settled(best, rival)]
+    if open_ones:
+        return Batch(size, Worth.open, f"{text}. Exits are not shown to be better than {listed(open_ones)}.", best)
+    if best.call is not None and best.call.beside(1.0) <= 0:
+        return Batch(size, Worth.open, f"{text}. Whole calls are not shown to be faster.", best)
     return Batch(size, Worth.yes, f"{text}.", best)
 
 
@@ -122,11 +121,9 @@ def dominates(rival: Way, way: Way) -> bool:
     return as_good and (rival.speed.beside(way.speed) > 0 or beats(rival, way))
 
 
-def equal(rival: Way, way: Way) -> bool:
-    """Neither in speed nor in quality to be told apart."""
-    if rival.quality is None or way.quality is None:
-        return False
-    return rival.speed.beside(way.speed) == 0 and rival.quality.beside(way.quality) == 0
+def settled(way: Way, rival: Way) -> bool:
+    """Clearly faster than a rival, or clearly better."""
+    return way.speed.beside(rival.speed) > 0 or beats(way, rival)
 
 
 def beats(way: Way, other: Way) -> bool:
@@ -139,16 +136,12 @@ def _measured(way: Way) -> str:
     call = "" if way.call is None else f" and whole calls {_times(way.call)}"
     return (
         f"{certificate}decode steps run {_times(way.speed)} times as fast as full depth's{call} ({_short(way)}, rule "
-        f"{way.rule}), {_quality(way)}"
+        f"{way.rule}) {_quality(way)}"
     )
 
 
-def _rival(way: Way) -> str:
-    return f"{way.name} {_pair(way)}"
-
-
 def _pair(way: Way) -> str:
-    return f"gives {_times(way.speed)}, {_quality(way)}"
+    return f"{_short(way)} gives {_times(way.speed)} {_quality(way)}"
 
 
 def _short(way: Way) -> str:
@@ -167,14 +160,14 @@ def _quality(way: Way) -> str:
 def _difference(span: Span | None) -> str:
     """To full depth's ROUGE-L; gain and loss are said only of intervals that leave 0 out."""
     if span is None:
-        return "its ROUGE-L is not known"
+        return "at a ROUGE-L that is not known"
     if span.low is None or span.high is None or span.low <= 0 <= span.high:
         return (
-            f"ROUGE-L as full depth's as far as can be told ({interval(span.at, span.low, span.high, 1, 100)} points)"
+            f"at full depth's ROUGE-L as far as can be told ({interval(span.at, span.low, span.high, 1, 100)} points)"
         )
     if span.at < 0:
-        return f"loses {interval(-span.at, -span.high, -span.low, 1, 100)} points of ROUGE-L"
-    return f"gains {interval(span.at, span.low, span.high, 1, 100)} points of ROUGE-L"
+        return f"at a loss of {interval(-span.at, -span.high, -span.low, 1, 100)} points of ROUGE-L"
+    return f"with a gain of {interval(span.at, span.low, span.high, 1, 100)} points of ROUGE-L"
 
 
 def _recommended(evidence: Evidence, best: dict[int, Way]) -> list[str]:
@@ -203,7 +196,7 @@ def _layers(rows: Sequence[Quality]) -> str:
     threshold = "" if row.threshold is None else f" at {row.threshold:.4g}"
     return (
         f"the thresholds certified for risk {row.tolerance:g} {why} {row.name}{threshold}: {100 * row.skipped:.1f} % "
-        f"of the decoder layers skipped (a share of layers, no speed-up), {_difference(row.span)}."
+        f"of the decoder layers skipped (a share of layers, no speed-up) {_difference(row.span)}."
     )
 
 

@@ -44,6 +44,7 @@ def page(title: str, about: Mapping[str, str], answer: Answer, found: Sequence[F
     """
     from plotly.offline import get_plotlyjs
 
+    written = time.strftime("%Y-%m-%d %H:%M")
     drawn = any(each.panels for each in found)
     script = f"<script>{get_plotlyjs()}</script>\n<script>{FIT}</script>" if drawn else ""
     return f"""<!DOCTYPE html>
@@ -67,8 +68,8 @@ def page(title: str, about: Mapping[str, str], answer: Answer, found: Sequence[F
 <ol>{"".join(_entry(each) for each in found)}</ol></nav>
 {"".join(_experiment(each, report_dir) for each in found)}
 </main>
-<footer>Intervals are 95 %, those of clocks the range of the rounds. A share of layers is no speed-up: speeds are measured clocks, beside full depth of the same
-engine. Written {escape(time.strftime("%Y-%m-%d %H:%M"))} by eval.report.</footer>
+<footer>Intervals are 95 %, those of clocks the range of the rounds. A share of layers is no speed-up: speeds are
+measured clocks, beside full depth of the same engine. Written {written} by eval.report.</footer>
 </body>
 </html>
 """

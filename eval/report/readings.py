@@ -53,15 +53,15 @@ def _timed(summary: Summary) -> Iterator[Way]:
     for row in summary["rows"]:
         if row["kind"] != "measured" or row["role"] not in (EXIT, STATIC):
             continue
-        spans = {"speed": Span.of(row, "decode_tokens_ratio"), "call": Span.of(row, "tokens_ratio")}
+        speed, call = Span.of(row, "decode_tokens_ratio"), Span.of(row, "tokens_ratio")
         if row["role"] == EXIT:
             yield Way(
-                EXIT, measure, row["batch"], rule=row["way"], threshold=at["threshold"], tolerance=at["certified_for"],
-                **spans,
+                EXIT, measure, row["batch"], speed, row["way"], call, threshold=at["threshold"],
+                tolerance=at["certified_for"],
             )  # fmt: skip
         else:
             depth = float(row["way"].split()[-1])
-            yield Way(STATIC, f"static depth {depth:g}", row["batch"], depth=depth, **spans)
+            yield Way(STATIC, f"static depth {depth:g}", row["batch"], speed, call=call, depth=depth)
 
 
 def shallow_ways(summary: Summary | None) -> list[Way]:
