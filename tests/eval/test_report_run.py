@@ -172,3 +172,27 @@ def test_what_cannot_be_asked_is_one_line(tmp_path: Path) -> None:
         program.run(ReportConfig(str(tmp_path / "model"), records=str(tmp_path)), tmp_path / "run")
     with pytest.raises(ConfigError, match="there is no folder"):
         program.run(ReportConfig(str(tmp_path / "model"), found=["nowhere"]), tmp_path / "run")
+
+
+def test_records_are_those_above_the_checkpoint_or_made_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from calm.config import DataConfig
+    from eval.report.plan import Plan
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "made" / "model").mkdir(parents=True)
+    model, run_dir = Path("made/model"), tmp_path / "run"
+    assert Plan(ReportConfig(), model, run_dir, ()).records == Path("run/table1")
+    (tmp_path / "made" / "summary.json").write_text(json.dumps({"table1": []}))
+    pq.write_table(pa.table({"id": ["1"]}), tmp_path / "made" / "records.parquet")
+    plan = Plan(ReportConfig(overrides={"length": ["fewest=9"]}), model, run_dir, ("data=debian",))
+    assert plan.records == Path("made") and plan.has_records
+    by = {each.name: plan.step(each) for each in experiments.EXPERIMENTS}
+    assert by["length"].argv == ("checkpoint=made/model", "records=made", "fewest=9")
+    assert by["backfill"].argv == ("checkpoint=made/model", "data=debian")
+    assert by["slowest_row"].command == "python -m eval.slowest_row records=made hydra.run.dir=run/slowest_row"
+    other = Plan(ReportConfig(data=DataConfig("pydoc")), model, run_dir, ("data=pydoc",))
+    assert other.records == Path("run/table1") and not other.has_records  # those above are of another corpus
+    assert other.table1().argv == ("checkpoint=made/model", "data=pydoc")
