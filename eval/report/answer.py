@@ -114,11 +114,14 @@ def _at(size: int, ways: Sequence[Way]) -> Batch:
 
 
 def dominates(rival: Way, way: Way) -> bool:
-    """At least as fast and as good, and clearly better in one of the two; never where a quality is not known."""
+    """At least as fast and as good, and clearly better in one of the two; never where a quality is not known.
+
+    As good also at worst: the lower end of what it may be is not below the other's.
+    """
     if rival.quality is None or way.quality is None:
         return False
-    as_good = rival.speed.at >= way.speed.at and rival.quality.at >= way.quality.at
-    return as_good and (rival.speed.beside(way.speed) > 0 or beats(rival, way))
+    as_good = rival.quality.at >= way.quality.at and rival.quality.ends[0] >= way.quality.ends[0]
+    return as_good and rival.speed.at >= way.speed.at and (rival.speed.beside(way.speed) > 0 or beats(rival, way))
 
 
 def settled(way: Way, rival: Way) -> bool:

@@ -12,12 +12,9 @@ from .collect import Found
 
 HALF = 3.25  # inches: half the text of a page, which one panel then has
 LEAST = 6.0  # points of the smallest letters there
-TITLE = 45  # letters that a title has room for, and an axis
-AXIS = 62
 BASES = ("full", "static", "reference", "random", "own")  # words of a baseline that is a series or a bar
 BLACK = "#000000"
-# of calm.plotting beside the palette: full depth, fixed depth, the first sentence, agreement
-MORE = (BLACK, "#bbbbbb", "#a6761d", "#444444")
+MORE = ("#f0e442", "#a6761d")  # beside the palette: Okabe and Ito's yellow, and calm.plotting's brown
 
 
 @dataclass(frozen=True)
@@ -30,15 +27,24 @@ class Check:
 
 
 def checks(panel: Panel) -> list[Check]:
-    """All that can be computed of a panel."""
-    return [
-        Check("axes", bool(panel.x and panel.y) and max(len(panel.x), len(panel.y)) <= AXIS, f"{panel.x} | {panel.y}"),
-        Check("title", 0 < len(panel.title) <= TITLE, f"{len(panel.title)} letters"),
-        _baseline(panel),
-        _colors(panel),
-        _apart(panel),
-        _letters(panel),
-    ]
+    """All that can be computed of a panel: from what it says, and drawn by itself at its own width."""
+    ax = draw_panels([panel])[0]
+    ax.figure.draw_without_rendering()
+    return [_axes(panel, ax), _title(panel, ax), _baseline(panel), _colors(panel), _apart(panel), _letters(ax)]
+
+
+def _axes(panel: Panel, ax: Any) -> Check:
+    """Both are named (names along x may speak for themselves), and the names have room."""
+    width, height = ax.figure.bbox.width, ax.figure.bbox.height
+    named = bool(panel.y and (panel.x or panel.names))
+    room = ax.xaxis.label.get_window_extent().width <= width and ax.yaxis.label.get_window_extent().height <= height
+    told = f"{panel.x or 'names'} | {panel.y}" + ("" if room else " (longer than the panel)")
+    return Check("axes", named and room, told)
+
+
+def _title(panel: Panel, ax: Any) -> Check:
+    share = ax.title.get_window_extent().width / ax.figure.bbox.width
+    return Check("title", bool(panel.title) and share <= 1, f"{100 * share:.0f} % of the panel's width")
 
 
 def _baseline(panel: Panel) -> Check:
@@ -50,7 +56,8 @@ def _baseline(panel: Panel) -> Check:
 
 
 def _colors(panel: Panel) -> Check:
-    strange = {series.color for series in panel.series} - {*PALETTE, *MORE}
+    colors = {series.color for series in panel.series} - {*PALETTE, *MORE}
+    strange = {color for color in colors if len({color[1:3], color[3:5], color[5:]}) > 1}  # black and greys are safe
     return Check(
         "colours", not strange, "of the palette" if not strange else f"not of it: {', '.join(sorted(strange))}"
     )
@@ -75,14 +82,12 @@ def told_apart(one: Series, other: Series) -> bool:
     return all(isinstance(x, str) for x in (*one.x, *other.x)) and not set(one.x) & set(other.x)
 
 
-def _letters(panel: Panel) -> Check:
-    """Drawn by itself at its width, then made as small as half a page."""
-    ax = draw_panels([panel])[0]
+def _letters(ax: Any) -> Check:
+    """The smallest, made as small as half a page makes them."""
     legend = ax.get_legend()
     texts = [ax.title, ax.xaxis.label, ax.yaxis.label, *ax.texts, *ax.get_xticklabels(), *ax.get_yticklabels()]
     texts += [] if legend is None else legend.get_texts()
-    least = min(float(text.get_fontsize()) for text in texts if text.get_text() or text in ax.get_yticklabels())
-    points = least * min(1.0, HALF / WIDTH)
+    points = min(float(text.get_fontsize()) for text in texts if text.get_text()) * HALF / WIDTH
     return Check("letters", points >= LEAST, f"{points:.1f} pt at half a page")
 
 

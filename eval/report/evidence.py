@@ -95,7 +95,7 @@ class Evidence:
     Attributes:
         qualities: of a run of eval.table1, then of eval.thresholds.
         gap: what keeps the speed below what the skipped layers promise, in words; empty where it was not measured.
-        noisy: a machine that did something else was timed.
+        noisy: the ways were timed on a machine that did something else too.
         unknown: what is not known, in words.
     """
 
@@ -127,7 +127,7 @@ def gathered(
     ways = [*timed_ways(summaries.get("batching")), *shallow_ways(summaries.get("shallow"))]
     return Evidence(
         [filled(way, qualities) for way in ways], qualities, said.get("breakdown", ()),
-        any(map(is_noisy, summaries.values())), unknown,
+        any(is_noisy(summaries.get(name, {})) for name in ("batching", "shallow")), unknown,
     )  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """Records of experiments as evidence. A record that is missing or has another shape gives none."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -82,11 +81,7 @@ def shallow_ways(summary: Summary | None) -> list[Way]:
 
 
 def thresholds_qualities(summary: Summary | None) -> list[Quality]:
-    """Of eval.thresholds: certified points and static depths, over test articles.
-
-    Its intervals are of each by itself; that of a difference is taken as if they were of different articles, which is
-    too wide rather than too narrow.
-    """
+    """Of eval.thresholds: certified points of the full head and static depths, over test articles."""
     if summary is None:
         return []
     try:
@@ -96,28 +91,15 @@ def thresholds_qualities(summary: Summary | None) -> list[Quality]:
 
 
 def _points(summary: Summary) -> Iterator[Quality]:
-    full = next(row for row in summary["rows"] if row["kind"] == FULL)
     for row in summary["rows"]:
-        if row["kind"] == "certified":
+        if row["kind"] == "certified" and row["head"] == FULL:
             yield Quality(
-                EXIT, row["measure"], _apart(row, full), row["layers_skipped"], _plain(row["threshold"]),
+                EXIT, row["measure"], Span.of(row, "less_full"), row["layers_skipped"], row["threshold"],
                 row["tolerance"],
             )  # fmt: skip
         elif row["kind"] == STATIC:
-            depth = float(row["layer"])
-            yield Quality(STATIC, f"static depth {depth:g}", _apart(row, full), row["layers_skipped"], depth=depth)
-
-
-def _plain(threshold: Any) -> float | None:
-    return float(threshold) if isinstance(threshold, int | float) else None
-
-
-def _apart(row: Summary, full: Summary) -> Span:
-    one, other = Span.of(row, "rouge_l"), Span.of(full, "rouge_l")
-    below = math.hypot(one.at - one.ends[0], other.ends[1] - other.at)
-    above = math.hypot(one.ends[1] - one.at, other.at - other.ends[0])
-    middle = one.at - other.at
-    return Span(middle, middle - below, middle + above)
+            depth, span = float(row["layer"]), Span.of(row, "less_full")
+            yield Quality(STATIC, f"static depth {depth:g}", span, row["layers_skipped"], depth=depth)
 
 
 def table_qualities(folder: Path) -> list[Quality]:

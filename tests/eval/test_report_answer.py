@@ -1,5 +1,6 @@
 """The answer of a report, from made-up records with known winners."""
 
+from dataclasses import replace
 from typing import Any
 
 from eval.report.answer import Worth, answered
@@ -45,7 +46,9 @@ def test_a_fixed_depth_that_is_as_good_and_faster_wins() -> None:
 
 
 def test_what_cannot_be_told_apart_is_not_decided() -> None:
-    for rival in (static(speed=1.41, at=-0.0101), static(at=-0.012), Way("static", "static depth 4", 8, around(1.5))):
+    unknown = Way("static", "static depth 4", 8, around(1.5))
+    wide = replace(unknown, quality=Span(0.004, -0.030, 0.039))
+    for rival in (static(speed=1.41, at=-0.0101), static(at=-0.012), unknown, wide):
         found = answered(Evidence([exit_way(), rival], [CERTIFIED]))
         assert found.worth is Worth.open, rival
         assert "not shown to be better than static depth 4" in found.sentences["Speed and quality"][0]
@@ -110,11 +113,11 @@ def test_records_become_evidence() -> None:
             timed("compact", "exit", 1.4), timed("sync", "exit", 1.1), timed("own", "exit", 9.9, "simulated"),
         ],
     }  # fmt: skip
-    point = {"rouge_l": 0.39, "rouge_l_low": 0.38, "rouge_l_high": 0.40, "layers_skipped": 0.5}
+    point = {"less_full": -0.01, "less_full_low": -0.02, "less_full_high": 0.0, "layers_skipped": 0.5, "head": "full"}
     thresholds = {
         "rows": [
-            {"kind": "full", "threshold": 1.0, **point, "rouge_l": 0.40, "rouge_l_low": 0.39, "rouge_l_high": 0.41},
             {"kind": "static", "layer": 4, **point},
+            {"kind": "certified", "measure": "state", "threshold": 0.95, "tolerance": 0.05, **point, "head": "thin"},
             {"kind": "certified", "measure": "state", "threshold": 0.96, "tolerance": 0.05, **point},
         ]
     }
@@ -123,7 +126,7 @@ def test_records_become_evidence() -> None:
         ("static", "static depth 4", None, 1.5), ("exit", "state", "compact", 1.4), ("exit", "state", "sync", 1.1)
     ]  # fmt: skip
     quality = found.ways[1].quality
-    assert quality is not None and round(quality.at, 3) == -0.01 and round(quality.ends[0], 4) == -0.0241
+    assert quality == Span(-0.01, -0.02, 0.0)
     assert found.ways[1].quality_at == 0.96 and found.ways[0].quality is not None and found.gap == ["The head."]
     assert "of its certified threshold in fp32, 0.96" in " ".join(answered(found).flat())
     other = gathered({"batching": {"rows": [{"speed": 2}]}, "thresholds": {}, "shallow": {"rows": 3}}, None, {}, ())

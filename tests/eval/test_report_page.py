@@ -122,7 +122,7 @@ def test_the_checks_can_fail() -> None:
     assert failing(good) == []
     for name, bad in {
         "axes": replace(good, y=""),
-        "title": replace(good, title="t" * 60),
+        "title": replace(good, title="title " * 20),
         "baseline": replace(good, levels=()),
         "colours": replace(good, series=[replace(line, color="#ff0000")]),
         "without colours": replace(good, series=[line, replace(line, name="b", color="#d55e00")]),
