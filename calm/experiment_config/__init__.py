@@ -6,6 +6,7 @@ from .backfill import BackfillConfig
 from .grouping import GroupingConfig
 from .invariance import InvarianceConfig
 from .length import LengthConfig
+from .report import ReportConfig
 from .shallow import ShallowConfig
 from .slowest_row import SlowestRowConfig
 from .suitability import SuitabilityConfig
@@ -17,6 +18,7 @@ SCHEMAS: dict[str, Any] = {  # by program
     "grouping": GroupingConfig,
     "invariance": InvarianceConfig,
     "length": LengthConfig,
+    "report": ReportConfig,
     "shallow": ShallowConfig,
     "slowest_row": SlowestRowConfig,
     "suitability": SuitabilityConfig,
@@ -29,6 +31,7 @@ __all__ = [
     "GroupingConfig",
     "InvarianceConfig",
     "LengthConfig",
+    "ReportConfig",
     "ShallowConfig",
     "SlowestRowConfig",
     "SuitabilityConfig",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from .panels import Level, Panel, Series
+from .panels import MARKERS, Level, Panel, Series
 
 FILLS = {
     "full": ("#000000", "full depth"),
@@ -15,6 +15,7 @@ FILLS = {
     "mask": ("#cc79a7", "mask"),
     "other article": ("#7f7f7f", "another article's"),
 }
+MARKS = dict(zip(FILLS, MARKERS, strict=False))
 
 
 def backfill_panels(df: pd.DataFrame, about: Mapping[str, Any]) -> list[Panel]:
@@ -54,7 +55,7 @@ def _agreement(df: pd.DataFrame) -> Panel:
         part = df[df["variant"] == variant].sort_values("position")
         equal, low, high = ([100 * each for each in part[name]] for name in ("equal", "equal_low", "equal_high"))
         color, label = FILLS[variant]
-        series.append(Series(label, list(part["position"]), equal, low, high, color=color))
+        series.append(Series(label, list(part["position"]), equal, low, high, color=color, marker=MARKS[str(variant)]))
     return Panel(
         "agreement with full depth", "position in full depth's answer (tokens)",
         "tokens equal to full depth's (%), 95 % interval", series, [Level("full depth", 100, color=FILLS["full"][0])],
@@ -68,9 +69,9 @@ def _errors(df: pd.DataFrame) -> Panel:
         if (variant, cache) == ("copy", "true"):
             continue  # hardly another line than over its own cache
         color, label = FILLS[variant]
-        marker = "o"
+        marker = MARKS[str(variant)]
         if variant == "project" and cache == "true":  # most of it lies under the line of its own cache
-            color, label, marker = "#56b4e9", "project, alone", "s"
+            color, label, marker = "#56b4e9", "project, alone", "X"
         part = df[(df["variant"] == variant) & (df["cache"] == cache)].sort_values("skipped")
         for what, line in (("key", "-"), ("value", "--")):
             middle, low, high = (list(part[name]) for name in (what, f"{what}_low", f"{what}_high"))

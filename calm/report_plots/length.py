@@ -20,13 +20,21 @@ def length_panels(df: pd.DataFrame, about: Mapping[str, Any]) -> list[Panel]:
             and _high; drawn is the largest batch.
     """
     kept, told = df[df["part"] == "records"], df[df["part"] == "predicted"]
-    lines = {"source": ("-", "o"), "output": ("--", "s")}
+    lines = {"source": "-", "output": "--"}
+    marks = dict(zip(dict.fromkeys(kept["row"]), MARKERS * 7, strict=False))
     by_length = [
-        _skipped(f"{name}, {kind}", part, [QUARTERS[int(each)] for each in part["group"]], str(name), *lines[str(kind)])
+        _skipped(
+            f"{name}, {kind}",
+            part,
+            [QUARTERS[int(each)] for each in part["group"]],
+            str(name),
+            marks[name],
+            lines[str(kind)],
+        )
         for (name, kind), part in kept[kept["by"].isin(lines)].groupby(["row", "by"], sort=False)
     ]
     by_position = [
-        _skipped(str(name), part, list(part["group"]), str(name))
+        _skipped(str(name), part, list(part["group"]), str(name), marks[name])
         for name, part in kept[kept["by"] == "position"].groupby("row", sort=False)
     ]
     shape: dict[str, Any] = {
@@ -45,7 +53,7 @@ def length_panels(df: pd.DataFrame, about: Mapping[str, Any]) -> list[Panel]:
     ]
 
 
-def _skipped(label: str, part: pd.DataFrame, x: list[Any], row: str, line: str = "-", marker: str = "o") -> Series:
+def _skipped(label: str, part: pd.DataFrame, x: list[Any], row: str, marker: str, line: str = "-") -> Series:
     middle, low, high = (
         [100 * each for each in part[name]] for name in ("layers_skipped", "layers_skipped_low", "layers_skipped_high")
     )

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from ..plotting import color_of
-from .panels import PALETTE, Level, Panel, Series
+from .panels import MARKERS, PALETTE, Level, Panel, Series
 
 RULES = {
     "own": ("#000000", "--", "o"),
@@ -40,11 +40,14 @@ def slowest_row_panels(df: pd.DataFrame, about: Mapping[str, Any]) -> list[Panel
     if mixed.empty:
         return found
     series = []
+    marks = dict(zip(dict.fromkeys(mixed["row"]), MARKERS * 7, strict=False))
     for (name, batch), part in mixed.groupby(["row", "batch"], sort=False):
         points, line = part.sort_values("hard_share"), "-" if batch == mixed["batch"].max() else ":"
         share = [100 * each for each in points["hard_share"]]
         color = color_of(str(name))
-        series.append(Series(f"{name}, batch {batch}", share, list(points["layers"]), color=color, line=line))
+        series.append(
+            Series(f"{name}, batch {batch}", share, list(points["layers"]), color=color, line=line, marker=marks[name])
+        )
     found.append(Panel("sync: mixtures", "hard rows in a batch (%)", series=series, legend="lower right", **shape))
     return found
 
