@@ -31,7 +31,16 @@ if TYPE_CHECKING:
     from serve.model import ServedModel
 
 UNIMPORTANT = ("checkpoint", "shallow", "attempts", "allow_noisy")
-SHOWN = ("way", "batch", "rouge_l", "against_full", "layers", "decode_over_full", "decode_low", "decode_high")
+SHOWN = (
+    "way",
+    "batch",
+    "rouge_l",
+    "rouge_l_minus_full",
+    "layers",
+    "decode_tokens_ratio",
+    "decode_tokens_ratio_low",
+    "decode_tokens_ratio_high",
+)
 
 
 @dataclass(frozen=True)
@@ -184,8 +193,16 @@ def joined(config: ShallowConfig, answered: dict[str, Row], timed: Sequence[Row]
                 **{name: value for name, value in own.items() if name not in ("scores", "kind")},
                 "batch": clock["batch"],
                 **with_interval("rouge_l", scores, config.seed, config.bootstrap),
-                **with_interval("against_full", scores - full, config.seed, config.bootstrap),
-                **{name: clock[name] for name in ("decode_over_full", "decode_low", "decode_high", "call_over_full")},
+                **with_interval("rouge_l_minus_full", scores - full, config.seed, config.bootstrap),
+                **{
+                    name: clock[name]
+                    for name in (
+                        "decode_tokens_ratio",
+                        "decode_tokens_ratio_low",
+                        "decode_tokens_ratio_high",
+                        "call_over_full",
+                    )
+                },
                 "step_s": statistics.median(clock["own_s"]),
             }
         )
@@ -198,7 +215,7 @@ def pairs(config: ShallowConfig, asked: Sequence[Way], answered: dict[str, Row],
 
     from calm.metrics import with_interval
 
-    clocks = {(row["way"], row["batch"]): row["decode_over_full"] for row in rows}
+    clocks = {(row["way"], row["batch"]): row["decode_tokens_ratio"] for row in rows}
     exits = [way for way in asked if way.role == EXIT and way.marked and way.name in answered]
     fixed = [way for way in asked if way.role not in (EXIT, FULL) and way.name in answered]
     found = []

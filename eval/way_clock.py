@@ -24,9 +24,9 @@ def clock_rows(contenders: Sequence[Contender], timing: Timing, where: str) -> l
     """A row for each, the first of them the baseline.
 
     Returns:
-        ``decode_over_full``, ``call_over_full``: how many times as fast as the baseline, medians over the rounds;
-        ``decode_low``, ``decode_high``: quartiles of the rounds; ``full_s``, ``own_s``: seconds of a decode step of
-        every round, of the baseline and of the way; ``noisy``, ``again``.
+        ``decode_tokens_ratio``, ``call_over_full``: how many times as fast as the baseline, medians over the rounds;
+        ``decode_tokens_ratio_low``, ``_high``: quartiles of the rounds; ``full_s``, ``own_s``: seconds of a decode
+        step of every round, of the baseline and of the way; ``noisy``, ``again``.
 
     Raises:
         CalmError: the machine stays busy through all attempts and that is not allowed, or a round has no time to
@@ -57,9 +57,9 @@ def clock_rows(contenders: Sequence[Contender], timing: Timing, where: str) -> l
                 "again": found.noise.again[Clocked.decode],
                 "full_s": over,
                 "own_s": under,
-                "decode_over_full": found.speedup(name, contenders[0].name, Clocked.decode),
-                "decode_low": float(low),
-                "decode_high": float(high),
+                "decode_tokens_ratio": found.speedup(name, contenders[0].name, Clocked.decode),
+                "decode_tokens_ratio_low": float(low),
+                "decode_tokens_ratio_high": float(high),
                 "call_over_full": found.speedup(name, contenders[0].name, Clocked.call),
             }
         )

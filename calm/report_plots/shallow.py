@@ -16,7 +16,7 @@ def shallow_panels(df: pd.DataFrame, about: Mapping[str, Any]) -> list[Panel]:
 
     Args:
         df: columns way, role (full, static, trained shallow, exit), depth, measure, threshold, marked, batch, rouge_l,
-            decode_over_full and the intervals of both.
+            decode_tokens_ratio and the intervals of both.
         about: tolerance.
     """
     return [_panel(part, int(batch), float(about["tolerance"])) for batch, part in df.groupby("batch")]
@@ -32,10 +32,10 @@ def _panel(df: pd.DataFrame, batch: int, tolerance: float) -> Panel:
             series.append(_points(role, part, color=color, marker=marker, text=depths))
     exits = df[df["role"] == "exit"]
     for measure, part in exits.groupby("measure", sort=False):
-        part, color = part.sort_values("decode_over_full"), color_of(str(measure))
+        part, color = part.sort_values("decode_tokens_ratio"), color_of(str(measure))
         series.append(
             Series(
-                f"exits by {measure}", list(part["decode_over_full"]), list(part["rouge_l"]), color=color, marker="o"
+                f"exits by {measure}", list(part["decode_tokens_ratio"]), list(part["rouge_l"]), color=color, marker="o"
             )
         )
         chosen = part[part["marked"].astype(bool)]
@@ -52,7 +52,6 @@ def _panel(df: pd.DataFrame, batch: int, tolerance: float) -> Panel:
 
 
 def _points(name: str, part: pd.DataFrame, **look: Any) -> Series:
-    return Series(
-        name, list(part["decode_over_full"]), list(part["rouge_l"]), list(part["rouge_l_low"]),
-        list(part["rouge_l_high"]), list(part["decode_low"]), list(part["decode_high"]), kind="points", **look,
-    )  # fmt: skip
+    clock, clock_low, clock_high = (list(part[f"decode_tokens_ratio{end}"]) for end in ("", "_low", "_high"))
+    quality, low, high = (list(part[f"rouge_l{end}"]) for end in ("", "_low", "_high"))
+    return Series(name, clock, quality, low, high, clock_low, clock_high, kind="points", **look)

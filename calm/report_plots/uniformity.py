@@ -48,10 +48,13 @@ def _clocks(clocks: pd.DataFrame, looks: Mapping[str, tuple[str, str]], close: f
     series = []
     for name, part in clocks.groupby("model", sort=False):
         places = [f"{row['measure']}, {row['batch']}" for row in part.to_dict("records")]
-        clock, low, high = (list(part[column]) for column in ("decode_over_full", "decode_low", "decode_high"))
+        clock, low, high = (
+            list(part[column])
+            for column in ("decode_tokens_ratio", "decode_tokens_ratio_low", "decode_tokens_ratio_high")
+        )
         series.append(Series(str(name), places, clock, low, high, kind="bar", color=looks[str(name)][0]))
     return Panel(
         f"sync, no more than {close:g} ROUGE-L below", "measure, rows of a batch",
         "decode steps by time, over full depth's", series, [Level("full depth", 1.0, color="#000000")],
-        y_range=(0.0, 1.35 * float(clocks["decode_high"].max())), legend="upper left",
+        y_range=(0.0, 1.35 * float(clocks["decode_tokens_ratio_high"].max())), legend="upper left",
     )  # fmt: skip

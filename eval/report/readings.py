@@ -64,7 +64,7 @@ def _timed(summary: Summary) -> Iterator[Way]:
 
 
 def shallow_ways(summary: Summary | None) -> list[Way]:
-    """Of eval.shallow: rows with batch, layers, ``decode_tokens_ratio`` and ``rouge_l_minus_full`` with their ends."""
+    """Of eval.shallow: the models that were trained with fewer layers."""
     if summary is None:
         return []
     try:
@@ -74,7 +74,7 @@ def shallow_ways(summary: Summary | None) -> list[Way]:
                 quality=Span.of(row, "rouge_l_minus_full"), depth=row["layers"],
             )
             for row in summary["rows"]
-            if row.get("decode_tokens_ratio") is not None
+            if row["role"] == "trained shallow"
         ]  # fmt: skip
     except STALE:
         return []

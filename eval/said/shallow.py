@@ -13,11 +13,13 @@ def said(summary: Mapping[str, Any]) -> list[str]:
     for batch in dict.fromkeys(row["batch"] for row in rows):
         here = [row for row in rows if row["batch"] == batch]
         best = [
-            max(close, key=lambda row: row["decode_over_full"])
+            max(close, key=lambda row: row["decode_tokens_ratio"])
             for role in ("exit", "static", "trained shallow")
-            if (close := [r for r in here if r["role"] == role and r["against_full"] >= -CLOSE])
+            if (close := [r for r in here if r["role"] == role and r["rouge_l_minus_full"] >= -CLOSE])
         ]
-        told = [f"{row['way']} runs at {row['decode_over_full']:.2f} ({row['against_full']:+.4f})" for row in best]
+        told = [
+            f"{row['way']} runs at {row['decode_tokens_ratio']:.2f} ({row['rouge_l_minus_full']:+.4f})" for row in best
+        ]
         if told:
             found.append(
                 f"At batch {batch}, within {CLOSE:g} ROUGE-L of full depth, as multiples of its decode steps by time: "

@@ -38,7 +38,13 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ticked(name: str) -> dict[str, Any]:
-    clock = {"full_s": [2.0], "own_s": [1.0], "decode_over_full": 2.0, "decode_low": 2.0, "decode_high": 2.0}
+    clock = {
+        "full_s": [2.0],
+        "own_s": [1.0],
+        "decode_tokens_ratio": 2.0,
+        "decode_tokens_ratio_low": 2.0,
+        "decode_tokens_ratio_high": 2.0,
+    }
     return {"way": name, "noisy": False, "again": 1.0, "call_over_full": 1.5, **clock}
 
 
@@ -65,7 +71,7 @@ def test_the_program_on_a_certified_model_and_its_first_layers(
     ]
     for name in ("static-2", "trained-2"):  # cut, not trained: the same answers
         assert rows[name]["rouge_l"] == pytest.approx(np.mean(by_hand)) and rows[name]["layers"] == 2.0
-        assert rows[name]["against_full"] == pytest.approx(np.mean(by_hand) - rows["full"]["rouge_l"])
+        assert rows[name]["rouge_l_minus_full"] == pytest.approx(np.mean(by_hand) - rows["full"]["rouge_l"])
     assert len(summary["pairs"]) == 4 and {pair["speed_ratio"] for pair in summary["pairs"]} == {1.0}
     scores = pd.read_parquet(tmp_path / "rows.parquet").set_index("way")["scores"]
     exit_name = summary["pairs"][0]["exit"]
@@ -106,8 +112,11 @@ def test_the_clock_is_the_baselines_own_beside_each_way() -> None:
 
     config = ShallowConfig(few=2, many=12, repeats=3, allow_noisy=True, attempts=1)
     full, half = clock_rows([Contender("full", sleeper(2.0)), Contender("half", sleeper(1.0))], config, "here")
-    assert full["decode_over_full"] == 1.0 and half["decode_over_full"] == pytest.approx(2.0, rel=0.3)
-    assert half["decode_low"] <= half["decode_over_full"] <= half["decode_high"] and len(half["own_s"]) == 3
+    assert full["decode_tokens_ratio"] == 1.0 and half["decode_tokens_ratio"] == pytest.approx(2.0, rel=0.3)
+    assert (
+        half["decode_tokens_ratio_low"] <= half["decode_tokens_ratio"] <= half["decode_tokens_ratio_high"]
+        and len(half["own_s"]) == 3
+    )
 
 
 SPEEDS = {"full": 1.0, "static-4": 1.5, "trained-4": 1.6, "softmax@0.5": 1.3}
@@ -118,10 +127,11 @@ def made(speeds: dict[str, float], losses: dict[str, float], width: float = 0.00
     roles = {"full": "full", "static-4": "static", "trained-4": "trained shallow", "softmax@0.5": "exit"}
     rows = [
         {
-            "way": name, "role": roles[name], "batch": 8, "decode_over_full": speed, "against_full": losses[name],
+            "way": name, "role": roles[name], "batch": 8, "decode_tokens_ratio": speed,
+            "rouge_l_minus_full": losses[name],
             "depth": None if "@" in name else 4, "measure": "softmax" if "@" in name else None, "marked": "@" in name,
-            "rouge_l": 0.4 + losses[name], "rouge_l_low": 0.39, "rouge_l_high": 0.41, "decode_low": speed,
-            "decode_high": speed,
+            "rouge_l": 0.4 + losses[name], "rouge_l_low": 0.39, "rouge_l_high": 0.41, "decode_tokens_ratio_low": speed,
+            "decode_tokens_ratio_high": speed,
         }
         for name, speed in speeds.items()
     ]  # fmt: skip

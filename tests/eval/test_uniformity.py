@@ -57,7 +57,13 @@ def test_the_program_on_a_model_and_its_twin(
 
     def ticked(contenders: Any, *_: Any) -> list[dict[str, Any]]:
         asked.append([each.name for each in contenders])
-        clock = {"decode_over_full": 2.0, "decode_low": 1.9, "decode_high": 2.1, "full_s": [2.0], "own_s": [1.0]}
+        clock = {
+            "decode_tokens_ratio": 2.0,
+            "decode_tokens_ratio_low": 1.9,
+            "decode_tokens_ratio_high": 2.1,
+            "full_s": [2.0],
+            "own_s": [1.0],
+        }
         return [{"way": each.name, "noisy": False, "again": 1.0, **clock} for each in contenders]
 
     monkeypatch.setattr(uniformity, "clock_rows", ticked)
@@ -116,7 +122,12 @@ def test_the_figure_has_every_model_and_full_depth() -> None:
     models = ("plain", "uniform")
     rows = [row(model, "full", "own", 32, 8.0) for model in models]
     rows += [row(m, "state", rule, b, 3.0) for m in models for rule, b in (("own", 32), ("sync", 8), ("sync", 32))]
-    clock = {"decode_over_full": 1.5, "decode_low": 1.4, "decode_high": 1.6, "measure": "state"}
+    clock = {
+        "decode_tokens_ratio": 1.5,
+        "decode_tokens_ratio_low": 1.4,
+        "decode_tokens_ratio_high": 1.6,
+        "measure": "state",
+    }
     clocks = [{"way": "full"}, *({"way": m, "model": m, "batch": 8, **clock} for m in models)]
     axes = draw_panels(panels_of("uniformity", {"rows": rows, "clocks": clocks, "close": 0.01, "num_layers": 8}))
     assert len(axes) == 2 and "batch 32" in axes[0].get_title()
