@@ -9,6 +9,8 @@ from typing import Any
 import pandas as pd
 
 from .backfill import backfill_panels
+from .batching import batching_panels
+from .breakdown import breakdown_panels
 from .interactive import interactive
 from .length import length_panels
 from .panels import Panel, draw_panels
@@ -18,6 +20,8 @@ from .suitability import suitability_panels
 # by experiment: of the rows and the summary that it left
 FIGURES: dict[str, Callable[[pd.DataFrame, Mapping[str, Any]], list[Panel]]] = {
     "backfill": backfill_panels,
+    "batching": batching_panels,
+    "breakdown": breakdown_panels,
     "length": length_panels,
     "slowest_row": slowest_row_panels,
     "suitability": suitability_panels,

@@ -1,0 +1,1 @@
+"""What each experiment found, in words made from its numbers by rule."""
