@@ -89,7 +89,7 @@ def certified_way(artifacts: "Sequence[Artifact]", config: Timed, folder: Path) 
             for each in artifacts
             if _fits(each, dtype)
             and config.measure in (None, each.measure)
-            and each.certificate(config.tolerance).certified_below_one
+            and any(c.tolerance == config.tolerance and c.certified_below_one for c in each.certificates)
         ]
         if fitting:
             return next((each for each in fitting if each.picked(config.tolerance)), fitting[0]).measure, dtype

@@ -75,9 +75,9 @@ def _gap(df: pd.DataFrame, batches: list[int]) -> Panel:
     total = shares("step_ms")
     series.append(Series("in fact", names, total, kind="points", color="#000000", marker="D"))
     return Panel(
-        "what comes on top of the layers' share", "batch; s: static, o: own, c: compact", "% of full depth's step", series,
-        [Level("full depth", 100, color="#000000")], y_range=(min(0.0, *_below(series)) - 3, 1.75 * max(100, *total)),
-        legend="upper left", columns=2,
+        "what comes on top of the layers' share", "batch; s: static, o: own, c: compact",
+        "% of full depth's step", series, [Level("full depth", 100, color="#000000")],
+        y_range=(min(0.0, *_below(series)) - 3, 1.75 * max(100, *total)), legend="upper left", columns=2,
     )  # fmt: skip
 
 
