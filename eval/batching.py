@@ -40,7 +40,7 @@ def run(config: BatchingConfig, run_dir: Path) -> int:
     told = about_timed(workload)
     asked = {name: value for name, value in told.items() if name not in ("checkpoint", "notes")}
     ledger = Ledger(run_dir, {**asked_of(config, UNIMPORTANT), **asked})
-    ground = Ground(config, workload, ledger.folder / "costs.json")
+    ground = Ground(config, workload, ledger.folder)
     found = ledger.run(list(trials(ground)), "batching", say)
     rows = keep_rows(found, run_dir)
     say_columns(rows, SHOWN, digits=2)

@@ -57,12 +57,12 @@ class Ground:
     parts of a step cost.
 
     Args:
-        kept: where the cost table is kept, so that a run that goes on has the one that it began with.
+        folder: where the cost table is kept, so that a run that goes on has the one that it began with.
     """
 
     config: BatchingConfig
     workload: Workload
-    kept: Path
+    folder: Path
 
     @cached_property
     def largest(self) -> int:
@@ -123,14 +123,15 @@ class Ground:
         from calm.checkpoint import read_json, write_json
         from serve.measure import measure
 
-        if self.kept.is_file():
-            return CostTable.from_json(json.dumps(read_json(self.kept)))
+        kept = self.folder / f"costs-{'-'.join(map(str, self.ladder))}.json"
+        if kept.is_file():
+            return CostTable.from_json(json.dumps(read_json(kept)))
         say(f"cost table at batch sizes {', '.join(map(str, self.ladder))}")
         lengths = [len(self.workload.model.to_ids(each.source)) for each in self.workload.articles]
         asked = [{name for name, _ in self.workload.policies}]
         table = measure(self._table_engine, self.config.table_repeats, asked, lengths)
-        self.kept.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self.kept, json.loads(table.to_json()))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(kept, json.loads(table.to_json()))
         return table
 
     @cached_property

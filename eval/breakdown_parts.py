@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .timed_folder import Round
 
-# phases of serve.accounting.Clock; all others are the host's
+# phases of serve.accounting.Clock; all others are the host's. The native runner packs nothing: its ``packing`` is what
+# the calls of its compiled step take beside their parts
 PHASES = ("layers", "checks", "head", "read", "backfill", "packing", "start", "prefill", "slots")
 HOST = "host"
 ITEMS = {  # of the gap: phases whose time beyond the layers' share of full depth's each has

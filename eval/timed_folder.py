@@ -110,9 +110,8 @@ def _fits(artifact: "Artifact", dtype: str) -> bool:
         return False
     numbers, weights = served_numbers(dtype)
     computed = arithmetic(numbers, runner, weights, kernels=runner_kernels(runner, "cpu"))
-    identity = artifact.identity
     asked = (computed, Head.full.value, Consistency.risk)
-    return (identity.dtype, identity.head, artifact.consistency) == asked
+    return (artifact.identity.dtype, artifact.identity.head, artifact.consistency) == asked
 
 
 def exit_entry(workload: Workload, rule: BatchRule) -> Entry:

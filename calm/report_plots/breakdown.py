@@ -16,13 +16,15 @@ PARTS = {  # of a step: columns whose sum it is, colour
     "head": (("head_ms", "read_ms"), "#e69f00"),
     "backfill": (("backfill_ms",), "#009e73"),
     "encoder": (("prefill_ms",), "#cc79a7"),
-    "packing": (("packing_ms",), "#f0e442"),
+    "packing, calls": (("packing_ms",), "#f0e442"),
     "host": (("host_ms", "start_ms", "slots_ms"), "#7f7f7f"),
 }
 GAP = {  # items, and the colours of the same thing above
     "waiting": ("for the slowest row", "#000000"),
     "smaller batches": ("smaller batches", "#a6761d"),
-    **{item: (item, PARTS[item][1]) for item in ("checks", "head", "backfill", "encoder", "packing", "host")},
+    **{item: (item, PARTS[item][1]) for item in ("checks", "head", "backfill", "encoder")},
+    "packing": ("packing, calls", PARTS["packing, calls"][1]),
+    "host": ("host", PARTS["host"][1]),
 }
 
 

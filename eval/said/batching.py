@@ -10,12 +10,12 @@ Row = Mapping[str, Any]
 
 
 def said(summary: Mapping[str, Any]) -> list[str]:
-    """The fastest rule that keeps a row's tokens, at the smallest and the largest batch; the paper's rule over all
-    batch sizes; how good the predictions are. Ranges are those of the rounds."""
+    """The fastest rule that keeps a row's tokens, at the largest batch; the paper's rule over all batch sizes, beside
+    the paper's gains; how good the predictions are. Ranges are those of the rounds."""
     measured = [row for row in summary["rows"] if row["kind"] == "measured"]
     sizes = sorted({row["batch"] for row in measured})
-    found = [_fastest(measured, batch) for batch in dict.fromkeys((sizes[0], sizes[-1]))] if sizes else []
-    found += _papers_rule(measured, sizes)
+    found = [_fastest(measured, sizes[-1])] if sizes else []
+    found += _papers_rule(measured, summary["paper"])
     found += _prediction(summary["prediction"])
     return [*filter(None, found), *([BUSY] if summary["noisy"] else [])]
 
@@ -47,7 +47,7 @@ def _fastest(measured: Sequence[Row], batch: int) -> str:
     return f"{text}; static depth of the same mean is {word} ({_shown(static)})."
 
 
-def _papers_rule(measured: Sequence[Row], sizes: Sequence[int]) -> list[str]:
+def _papers_rule(measured: Sequence[Row], paper: Sequence[Row]) -> list[str]:
     rows = sorted((row for row in measured if row["way"] == PAPERS), key=lambda row: row["batch"])
     if not rows:
         return []
@@ -56,9 +56,16 @@ def _papers_rule(measured: Sequence[Row], sizes: Sequence[int]) -> list[str]:
         batches = [str(row["batch"]) for row in rows if against_one(row) == where]
         parts += [f"{word} at batch {', '.join(batches)}"] if batches else []
     last = rows[-1]
+    theirs = ", ".join(
+        f"{bar['tokens_ratio']:.2f} and {bar['latency_ratio']:.2f} ({bar['model']}, {bar['full_rows']:.0f} sequences "
+        f"at once at full depth and {bar['rows']:.0f} with exits)"
+        for bar in paper
+        if bar["tokens_ratio"] is not None
+    )
     return [
         f"sync, the paper's rule, is {'; '.join(parts)}; at batch {last['batch']} it gives {_shown(last)} of full "
-        f"depth's tokens a second and takes {_shown(last, 'latency_ratio')} of its time between tokens."
+        f"depth's tokens a second and takes {_shown(last, 'latency_ratio')} of its time between tokens"
+        f"{f'; the paper says {theirs}' if theirs else ''}."
     ]
 
 

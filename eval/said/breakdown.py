@@ -10,7 +10,7 @@ ITEMS = {  # of the gap, in words
     "head": "the head",
     "backfill": "backfill",
     "encoder": "the encoder",
-    "packing": "packing",
+    "packing": "packing and calls",
     "host": "the host",
 }
 WAYS = ("own", "compact")
