@@ -4,11 +4,11 @@
 
 A trained folder answers articles to their ends at its certified threshold, as many at once as the batch has rows, under
 every rule and beside full depth and static depth of the exits' mean (between two whole depths, interpolated); all ways
-of a batch size take turns. The same and larger sizes are predicted from a cost table that is measured in the same run
+of a batch size take turns. The same and larger sizes are predicted from cost tables that are measured in the same run
 (eval/batching_simulated.py). Throughput is all tokens by wall clock, encoder included, and once more by the engine's
 own clock without the encoder; time between tokens is the sum over sequences of (end - first token) by all tokens (arXiv
 2407.20272, section 5). Ratios are medians over the rounds with their range. Writes summary.json, rows.parquet, the cost
-table and the figure.
+tables and the figure.
 """
 
 from collections.abc import Iterator
@@ -49,8 +49,7 @@ def run(config: BatchingConfig, run_dir: Path) -> int:
         **told,
         "num_layers": workload.num_layers,
         "mean_layers": ground.mean,
-        "clock": clock_name(config.threads),  # of the cost table and of what leaves the encoder out
-        "table": {"sizes": list(ground.ladder), "repeats": config.table_repeats},
+        "clock": clock_name(config.threads),  # of the cost tables and of what leaves the encoder out
         "noisy": any(row["noisy"] for row in rows if row["kind"] == "measured"),
         "rows": rows,
         "prediction": prediction(rows),

@@ -1,4 +1,4 @@
-"""What a cost table and recorded depths say of a batch size: the simulator in the place of the engine.
+"""What cost tables and recorded depths say of a batch size: the simulator in the place of the engine.
 
 Depths and lengths come from one recording of each way, which is right for full and static depth and for the row-exact
 rules whatever the batch. Under sync, quantile and lockstep mates decide what a row says, so theirs are those that the
@@ -8,7 +8,7 @@ row has alone; and a recorded depth does not say whether a confidence falls agai
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import cycle, islice
 from pathlib import Path
@@ -18,10 +18,9 @@ from calm.config import BatchRule, Measure
 from calm.cost import CostTable
 from calm.experiment_config import BatchingConfig
 from calm.rules import Rule
-from calm.sim_rows import Trace
+from calm.sim_rows import Setting, Trace
 from calm.simulate import SimEngine, Simulated
 
-from .common import say
 from .sessions import FULL, between, neighbours
 from .timed_folder import Turns, exit_entry, plain_entry, timed_engine
 from .workload import Entry, Workload
@@ -57,22 +56,13 @@ class Ground:
     parts of a step cost.
 
     Args:
-        folder: where the cost table is kept, so that a run that goes on has the one that it began with.
+        folder: where cost tables are kept, so that a run that goes on has those that it began with.
     """
 
     config: BatchingConfig
     workload: Workload
     folder: Path
-
-    @cached_property
-    def largest(self) -> int:
-        return max(*self.config.batches, *self.config.simulated, 1)
-
-    @cached_property
-    def ladder(self) -> tuple[int, ...]:
-        """Batch sizes at which the table's entries are measured."""
-        powers = [1 << n for n in range(self.largest.bit_length())]
-        return tuple(sorted({*self.config.batches, *self.config.simulated, *(p for p in powers if p <= self.largest)}))
+    _costs: dict[int, tuple[CostTable, Setting]] = field(default_factory=dict)
 
     @cached_property
     def recorded(self) -> "dict[str, list[Answer]]":
@@ -112,31 +102,27 @@ class Ground:
         return {way.name: way for way in (*plain, *exits)}
 
     def engine(self, way: Way, batch: int) -> "Engine":
-        costs = self.table if way.entry.rule is BatchRule.rebatch else None
+        costs = self.costs(batch)[0] if way.entry.rule is BatchRule.rebatch else None
         return timed_engine(
             self.workload, batch, self.config.threads, rule=way.entry.rule, costs=costs, quantile=way.share
         )
 
-    @cached_property
-    def table(self) -> CostTable:
-        """Of this model on this machine, for every batch size."""
+    def costs(self, batch: int) -> tuple[CostTable, Setting]:
+        """Cost table and setting of an engine of this batch size: of its own, since a step of few rows finds other
+        things in the processor's caches than one that was measured after many."""
         from calm.checkpoint import read_json, write_json
-        from serve.measure import measure
+        from serve.measure import measure, setting_of
 
-        kept = self.folder / f"costs-{'-'.join(map(str, self.ladder))}.json"
-        if kept.is_file():
-            return CostTable.from_json(json.dumps(read_json(kept)))
-        say(f"cost table at batch sizes {', '.join(map(str, self.ladder))}")
-        lengths = [len(self.workload.model.to_ids(each.source)) for each in self.workload.articles]
-        asked = [{name for name, _ in self.workload.policies}]
-        table = measure(self._table_engine, self.config.table_repeats, asked, lengths)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(kept, json.loads(table.to_json()))
-        return table
-
-    @cached_property
-    def _table_engine(self) -> "Engine":
-        return timed_engine(self.workload, self.largest, self.config.threads, buckets=self.ladder)
+        if batch not in self._costs:
+            engine, kept = timed_engine(self.workload, batch, self.config.threads), self.folder / f"costs-{batch}.json"
+            if not kept.is_file():
+                lengths = [len(self.workload.model.to_ids(each.source)) for each in self.workload.articles]
+                asked = [{name for name, _ in self.workload.policies}]
+                table = measure(engine, self.config.table_repeats, asked, lengths)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                write_json(kept, json.loads(table.to_json()))
+            self._costs[batch] = CostTable.from_json(json.dumps(read_json(kept))), setting_of(engine)
+        return self._costs[batch]
 
     def simulated(self, batch: int) -> dict[str, Simulated]:
         """Every way at this batch size; of a batch that is large beside the articles, they come again.
@@ -148,20 +134,14 @@ class Ground:
 
     def _simulated(self, way: Way, batch: int) -> Simulated:
         from serve.choice import RuleChoice
-        from serve.measure import setting_of
         from serve.options import EngineOptions, at_once
 
+        table, setting = self.costs(batch)
         options = EngineOptions(rule=way.entry.rule, quantile=way.share, **at_once(batch))
-        known = setting_of(self._table_engine)
-        sizes = options.ladder if known.packed else tuple(range(1, batch + 1))
-        setting = replace(
-            known, buckets=sizes, prefill_rows=options.prefill_rows, prefill_calls=options.prefill_calls,
-            cross_cache_rows=0,
-        )  # fmt: skip
         rule: Rule | RuleChoice = way.rule()
         if RuleChoice.decides(options):
-            rule = RuleChoice(options, setting, self.table, lambda asked: {})
-        return SimEngine(self.table, setting, rule).run(self._traces(way, batch))
+            rule = RuleChoice(options, setting, table, lambda asked: {})
+        return SimEngine(table, setting, rule).run(self._traces(way, batch))
 
     def _traces(self, way: Way, batch: int) -> list[Trace]:
         answers = self.recorded[way.name if way.plain else BatchRule.own.value]

@@ -11,7 +11,7 @@ from calm.rules import ROW_EXACT
 from .sessions import FULL
 
 MODELS = ("t5-v1_1-small", "t5-v1_1-base")
-PREDICTED = ("tokens_per_s", "latency_s", "tokens_ratio", "decode_tokens_ratio", "latency_ratio")
+PREDICTED = ("tokens_per_s", "decode_tokens_per_s", "latency_s", "tokens_ratio", "decode_tokens_ratio", "latency_ratio")
 COUPLED = tuple(rule.value for rule in BatchRule if rule not in ROW_EXACT)
 
 

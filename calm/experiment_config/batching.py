@@ -28,7 +28,7 @@ class BatchingConfig:
     repeats: int = 6  # rounds, of which medians are taken
     warmups: int = 1
     attempts: int = 2  # at a batch size whose clocks are disturbed, before it is left out
-    table_repeats: int = 7  # of which each entry of the cost table is the median
+    table_repeats: int = 7  # of which each entry of a cost table is the median
     threads: int = 1
     allow_noisy: bool = False
     seed: int = 0

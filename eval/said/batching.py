@@ -72,16 +72,20 @@ def _papers_rule(measured: Sequence[Row], paper: Sequence[Row]) -> list[str]:
 def _prediction(found: Mapping[str, Any]) -> list[str]:
     parts = []
     for kind, what in (
-        ("row_exact", "of full and static depth and the rules that keep a row's tokens"),
-        ("coupled", "of the rules under which mates decide, whose depths it takes as a row has them alone"),
+        ("row_exact", "for static depth and the rules that keep a row's tokens"),
+        ("coupled", "for the rules under which mates decide, whose depths are taken as a row has them alone"),
     ):
-        error = found.get(kind, {}).get("tokens_per_s")
+        error = found.get(kind, {}).get("tokens_ratio")
         if error:
             parts.append(
                 f"{100 * error['mean']:.0f} % {what} (largest {100 * error['largest']:.0f} %: {error['way']} at batch "
                 f"{error['batch']})"
             )
-    return [f"Tokens a second by the cost table are off by {', and by '.join(parts)} on average."] if parts else []
+    return (
+        [f"Tokens a second over full depth by the cost tables are off by {', and by '.join(parts)} on average."]
+        if parts
+        else []
+    )
 
 
 def _shown(row: Row, name: str = "tokens_ratio") -> str:

@@ -49,7 +49,7 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
 def test_the_program_on_a_random_model(run_dir: Path) -> None:
     summary = summary_of(run_dir)
     rows = pd.DataFrame(summary["rows"])
-    assert {"costs-1-2-4.json"} <= {path.name for path in (run_dir / "trials").glob("*/*")}
+    assert {"costs-1.json", "costs-2.json", "costs-4.json"} <= {path.name for path in (run_dir / "trials").glob("*/*")}
     assert summary["figures"] == ["batching.png", "batching.pdf"] and not summary["failed"]
     for kind, batches in (("measured", {1, 2}), ("simulated", {1, 2, 4})):
         part = rows[rows["kind"] == kind]
@@ -85,7 +85,7 @@ def test_a_run_that_was_interrupted_goes_on_with_its_table(
     assert json.loads(kept["2-table.json"])["state"] == "running"
     monkeypatch.setattr(Ground, "simulated", done)
     assert batching.run(config, tmp_path) == 0
-    for name in ("1-clock.json", "1-table.json", "costs-1-2.json"):
+    for name in ("1-clock.json", "1-table.json", "costs-1.json"):
         assert kept[name] == next((tmp_path / "trials").glob(f"*/{name}")).read_text()
     assert {row["batch"] for row in summary_of(tmp_path)["rows"]} == {1, 2}
 
@@ -108,9 +108,10 @@ def test_simulated_rows_do_what_was_recorded(certified: Path, tmp_path: Path) ->
     """One second a layer at batch 1 and nothing else: seconds are layers."""
     config = quick(certified, batches=[1], simulated=[1])
     ground = Ground(config, open_timed(config), tmp_path)
-    names = {name: dict.fromkeys(sizes, 0.0) for name, sizes in ground.table.seconds.items()}
+    table, setting = ground.costs(1)
+    names = {name: dict.fromkeys(sizes, 0.0) for name, sizes in table.seconds.items()}
     layered = {**names, "layer": dict.fromkeys(names["layer"], 1.0)}
-    ground.table = CostTable({**layered, "layer_gathered": layered["layer"]})
+    ground._costs[1] = CostTable({**layered, "layer_gathered": layered["layer"]}), setting
     found = ground.simulated(1)
     for name in ("full", "own", "compact", "sync"):
         answers = ground.recorded["full" if name == "full" else "own"]
@@ -147,6 +148,7 @@ def test_ratios_are_round_by_round() -> None:
 
 def row_of(way: str, ratio: float, batch: int = 8, kind: str = "measured", **changes: Any) -> dict[str, Any]:
     row: dict[str, Any] = {"batch": batch, "kind": kind, "way": way, "tokens_per_s": 100.0 * ratio, "latency_s": 0.1}
+    row["decode_tokens_per_s"] = row["tokens_per_s"]
     for name in ("tokens_ratio", "decode_tokens_ratio", "latency_ratio"):
         row |= {name: ratio, f"{name}_low": ratio - 0.05, f"{name}_high": ratio + 0.05}
     return {**row, **changes}
@@ -164,6 +166,9 @@ def test_errors_of_predictions_are_told_apart_by_who_decides() -> None:
     assert (exact["way"], exact["batch"], exact["points"]) == ("compact", 8, 2)
     assert found["row_exact"]["tokens_ratio"]["points"] == 1  # full depth to itself is no prediction
     assert found["coupled"]["tokens_per_s"]["largest"] == pytest.approx(1.0)
+    (text,) = said({"rows": [], "prediction": found, "noisy": False, "paper": []})
+    assert "off by 20 % for static depth" in text and "by 100 % for the rules under which mates" in text
+    assert "(largest 100 %: sync at batch 8)" in text
 
 
 def test_the_papers_bars_are_gains_over_its_full_depth() -> None:
