@@ -85,7 +85,12 @@ class Setting:
 
 @dataclass(eq=False)
 class SimRow:
-    """A request on its way. ``number``: order of arrival."""
+    """A request on its way.
+
+    Attributes:
+        number: order of arrival.
+        first_token, ended: seconds on the simulated clock.
+    """
 
     number: int
     trace: Trace
@@ -93,6 +98,7 @@ class SimRow:
     emission: list[int] = field(default_factory=list)
     executed: list[int] = field(default_factory=list)
     parked: int = 0
+    first_token: float = 0.0
     ended: float = 0.0
 
     @property

@@ -174,6 +174,12 @@ class Simulated:
     def tokens_per_second(self) -> float:
         return sum(step.tokens for step in self.steps) / max(self.seconds, 1e-12)
 
+    @property
+    def inner_token_latency(self) -> float:
+        """Time between tokens as arXiv 2407.20272 has it: sum of (end - first token) by all tokens, in seconds."""
+        decoding = sum(row.ended - row.first_token for row in self.rows)
+        return decoding / max(1, sum(step.tokens for step in self.steps))
+
 
 class SimEngine:
     """What serve.engine.Engine does step by step, without the model.
@@ -329,6 +335,7 @@ class SimEngine:
 
     def _take(self, wave: SimWave) -> int:
         for row, emission, executed in wave.spoken:
+            row.first_token = row.first_token if row.emission else self.now
             row.emission.append(emission)
             row.executed.append(executed)
             self.pay("host", "row")

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from calm.config import BatchRule, Head, Measure
-from calm.engine_config import ServingConfig
 from calm.errors import CalmError
 
 from .clocks import Clocked, Contender, Load, Noise, Paired, ProcLoad, ReadLoad, foreign_share, paired
@@ -132,7 +131,14 @@ class Cell:
                 runs.sessions.clear()
             few, many = self.workload.few, self.workload.many
             found = paired(
-                contenders, few, many, config.repeats, config.warmups, allow_noisy=None, tick=tick, load=_load(config)
+                contenders,
+                few,
+                many,
+                config.repeats,
+                config.warmups,
+                allow_noisy=None,
+                tick=tick,
+                load=load_of(config.allow_noisy),
             )
             for runs in self.runs.values():  # warm-ups do not count, nor the baseline's second turn
                 turns = 2 if runs.entry.role == FULL else 1
@@ -146,7 +152,7 @@ class Cell:
     def serve(self) -> tuple[dict[str, list[Session]], Noise]:
         """Sessions over all articles, in turn; raises CalmError as ``measure`` does."""
         config, sessions = self.workload.config, {name: list[Session]() for name in self.runs}
-        load = _load(config)
+        load = load_of(config.allow_noisy)
         before, began = load(), time.perf_counter()
         for _ in range(config.repeats):
             for name, runs in self.runs.items():
@@ -191,10 +197,10 @@ class Cell:
         return seconds(many) if clock is Clocked.call else (seconds(many) - seconds(few)) / (many - few)
 
 
-def _load(config: ServingConfig) -> ReadLoad:
+def load_of(allow_noisy: bool) -> ReadLoad:
     """/proc; where it cannot be read and noise is allowed, nobody is seen there."""
     reader = ProcLoad()
-    if config.allow_noisy:
+    if allow_noisy:
         try:
             reader()
         except CalmError:

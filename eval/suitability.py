@@ -12,14 +12,14 @@ large batches, exits may bring more. Writes summary.json, rows.parquet and the f
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from calm.cli import program
 from calm.device import choose_device
 from calm.errors import CalmError, DataError
-from calm.experiment_config import InvarianceConfig, SuitabilityConfig
+from calm.experiment_config import SuitabilityConfig
 
 from .common import Stamp, articles_of, asked_of, choose_model, finish, say
 from .experiment import draw, keep_rows
@@ -126,7 +126,7 @@ def counted(rows: Sequence[Row], name: str, num_layers: int) -> np.ndarray:
     return np.stack([np.bincount(row[name], minlength=num_layers + 1)[1:] for row in rows])
 
 
-def oracle_row(counts: np.ndarray, tokens: np.ndarray, config: SuitabilityConfig) -> dict[str, float]:
+def oracle_row(counts: np.ndarray, tokens: np.ndarray, config: SuitabilityConfig | BreakdownConfig) -> dict[str, float]:
     """Mean depth in layers and the share of the layers above it, with intervals, of tokens that leave as counted."""
     layers = counts.shape[1]
     row = spread("depth", counts @ np.arange(1, layers + 1), tokens, config)
@@ -152,9 +152,14 @@ def layer_rows(
     return found
 
 
-def spread(
-    name: str, sums: np.ndarray, tokens: np.ndarray, config: SuitabilityConfig | InvarianceConfig
-) -> dict[str, float]:
+class Resampled(Protocol):
+    """Of a config: how an interval is drawn."""
+
+    seed: int
+    bootstrap: int
+
+
+def spread(name: str, sums: np.ndarray, tokens: np.ndarray, config: Resampled) -> dict[str, float]:
     """Mean over all tokens, and its 95 % interval over articles that have such sums over so many tokens.
 
     The mean is a ratio of two sums; the bootstrap is of its linear part, whose mean over articles is the same number.

@@ -14,6 +14,7 @@ from .common import articles_of, choose_model, say
 from .sessions import FULL
 
 if TYPE_CHECKING:
+    from calm.cost import CostTable
     from calm.policies import Policy
     from calm.records import Example
     from calm.traces import Traces
@@ -137,15 +138,25 @@ class Workload:
             f"{trace}-{m.value}": self.traces(trace, m) for trace, m in pairs if trace is not None and m is not None
         }
 
-    def engine(self, most: int, rule: BatchRule = BatchRule.own, head: Head | None = None) -> "Engine":
-        """Encodes every request, those of a batch of ``most`` before its first step."""
+    def engine(
+        self,
+        most: int,
+        rule: BatchRule = BatchRule.own,
+        head: Head | None = None,
+        costs: "CostTable | None" = None,
+        **others: Any,
+    ) -> "Engine":
+        """Encodes every request, those of a batch of ``most`` before its first step.
+
+        ``costs``: what rule ``rebatch`` decides by; None measures it. ``others``: further options of the engine.
+        """
         from serve.engine import Engine
         from serve.options import at_once
 
         options = engine_options(
-            self.config, head or self.config.head, rule=rule, max_waiting=max(most, 1024), **at_once(most)
+            self.config, head or self.config.head, rule=rule, max_waiting=max(most, 1024), **at_once(most), **others
         )
-        return Engine(self.model, options)
+        return Engine(self.model, options, costs=costs)
 
 
 def speaking(config: ServingConfig) -> list[tuple[Measure, Head]]:

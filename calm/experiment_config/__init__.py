@@ -3,6 +3,8 @@
 from typing import Any
 
 from .backfill import BackfillConfig
+from .batching import BatchingConfig
+from .breakdown import BreakdownConfig
 from .grouping import GroupingConfig
 from .invariance import InvarianceConfig
 from .length import LengthConfig
@@ -15,6 +17,8 @@ from .uniformity import UniformityRunConfig
 
 SCHEMAS: dict[str, Any] = {  # by program
     "backfill": BackfillConfig,
+    "batching": BatchingConfig,
+    "breakdown": BreakdownConfig,
     "grouping": GroupingConfig,
     "invariance": InvarianceConfig,
     "length": LengthConfig,
@@ -28,6 +32,8 @@ SCHEMAS: dict[str, Any] = {  # by program
 __all__ = [
     "SCHEMAS",
     "BackfillConfig",
+    "BatchingConfig",
+    "BreakdownConfig",
     "GroupingConfig",
     "InvarianceConfig",
     "LengthConfig",

@@ -9,6 +9,8 @@ from typing import Any
 import pandas as pd
 
 from .backfill import backfill_panels
+from .batching import batching_panels
+from .breakdown import breakdown_panels
 from .grouping import grouping_panels
 from .interactive import interactive
 from .invariance import invariance_panels
@@ -23,6 +25,8 @@ from .uniformity import uniformity_panels
 # by experiment: of the rows and the summary that it left
 FIGURES: dict[str, Callable[[pd.DataFrame, Mapping[str, Any]], list[Panel]]] = {
     "backfill": backfill_panels,
+    "batching": batching_panels,
+    "breakdown": breakdown_panels,
     "grouping": grouping_panels,
     "invariance": invariance_panels,
     "length": length_panels,

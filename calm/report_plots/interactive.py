@@ -46,7 +46,7 @@ def interactive(shown: Sequence[Panel]) -> Any:
 
 
 def _barmode(shown: Sequence[Panel]) -> str:
-    return "stack" if any(series.kind == "stack" for panel in shown for series in panel.series) else "group"
+    return "relative" if any(series.kind == "stack" for panel in shown for series in panel.series) else "group"
 
 
 def _traces(series: Series, told: bool) -> list[Any]:

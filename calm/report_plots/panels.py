@@ -23,7 +23,7 @@ class Series:
         low, high: ends of the interval of each y.
         x_low, x_high: ends of the interval of each x.
         kind: ``line`` (its interval is a band), ``points`` and ``bar`` (theirs are whiskers), ``stack``: bars on top
-            of each other.
+            of each other, those below 0 under it.
         line: ``-``, ``--``, ``:``; of a line.
         text: beside each point.
         hollow: markers that are not filled.
@@ -114,16 +114,17 @@ def draw_panels(shown: Sequence[Panel], axes: Any = None) -> Any:
 def _draw(ax: Any, panel: Panel) -> None:
     places = {name: float(number) for number, name in enumerate(panel.names)}
     bars = [series for series in panel.series if series.kind == "bar"]
-    beneath = dict.fromkeys(places.values(), 0.0)
+    beneath: dict[tuple[float, bool], float] = {}  # top of each stack, and bottom of what hangs below zero
     for series in panel.series:
         x = [places[each] if isinstance(each, str) else float(each) for each in series.x]
         if series.kind == "bar":
             width = 0.8 / len(bars)
             _bar(ax, series, [each + (bars.index(series) - (len(bars) - 1) / 2) * width for each in x], width)
         elif series.kind == "stack":
-            bottoms = [beneath.get(each, 0.0) for each in x]
+            ends = [(each, y < 0) for each, y in zip(x, series.y, strict=True)]
+            bottoms = [beneath.get(end, 0.0) for end in ends]
             ax.bar(x, series.y, 0.7, bottom=bottoms, color=series.color, label=_label(series))
-            beneath |= {each: bottom + y for each, bottom, y in zip(x, bottoms, series.y, strict=True)}
+            beneath |= {end: bottom + y for end, bottom, y in zip(ends, bottoms, series.y, strict=True)}
         else:
             _points(ax, series, x)
     for level in panel.levels:

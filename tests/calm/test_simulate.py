@@ -115,6 +115,8 @@ def test_requests_come_when_they_come() -> None:
     assert [step.layers for step in done.steps] == [(1, 1, 1, 1), (1, 1), (2, 2)]
     assert [row.ended for row in done.rows] == [14.0, 4.0, 14.0] and done.seconds == 14.0
     assert [row.number for row in done.rows] == [1, 0, 2]
+    assert [row.first_token for row in done.rows] == [12.0, 4.0, 14.0]
+    assert done.inner_token_latency == 2.0 / 4
 
 
 def test_prefill_is_bounded_and_a_known_source_is_free() -> None:

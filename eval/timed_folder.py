@@ -1,0 +1,250 @@
+"""A trained folder's articles, answered to their ends by ways of decoding that take turns."""
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from calm.config import BatchRule, Consistency, DataConfig, Device, Head, Measure, RunnerName
+from calm.engine_config import SERVED_DTYPES, ServingConfig, served_numbers
+from calm.errors import CalibrationError, DataError
+
+from .clocks import Contender, Paired, paired
+from .common import choose_model, say
+from .serving_cells import load_of
+from .sessions import FULL, Session, session_of
+from .workload import LIVE, Entry, Workload, engine_options, folder_workload
+
+if TYPE_CHECKING:
+    from calm.calibration import Artifact
+    from serve.accounting import StepRecord
+    from serve.engine import Engine
+    from serve.requests import Answer
+
+FOREMOST = ("int8", *(each for each in SERVED_DTYPES if each != "int8"))  # dtype that is taken where several fit
+
+
+class Timed(Protocol):
+    """Settings that programs which time a folder's articles have in common."""
+
+    checkpoint: str | None
+    data: DataConfig | None
+    n: int
+    tolerance: float
+    measure: Measure | None
+    dtype: str | None
+    threads: int
+    repeats: int
+    warmups: int
+    attempts: int
+    allow_noisy: bool
+    seed: int
+
+
+def open_timed(config: Timed) -> Workload:
+    """The folder's articles and the policy of one measure; says what is decoded, and at which threshold.
+
+    Raises:
+        CheckpointError, DataError: of the folder and its corpus.
+        CalibrationError: nothing below 1 is certified for the tolerance.
+    """
+    import torch
+
+    from calm.calibration import load_artifacts
+
+    torch.set_num_threads(config.threads)
+    folder = choose_model(config.checkpoint)
+    measure, dtype = certified_way(load_artifacts(folder), config, folder)
+    workload = folder_workload(serving_config(config, measure, dtype), folder)
+    if not workload.articles:
+        raise DataError(f"the test split of {workload.about['corpus']} is empty")
+    for line in workload.notes:
+        say(f"note: {line}")
+    threshold = workload.about["thresholds"][measure.value]["threshold"]
+    say(f"{measure.value} in {dtype} at threshold {threshold}, certified for tolerance {config.tolerance:g}")
+    workload.about |= {"measure": measure.value, "dtype": dtype}
+    return workload
+
+
+def serving_config(config: Timed, measure: Measure, dtype: str) -> ServingConfig:
+    return ServingConfig(
+        checkpoint=config.checkpoint, data=config.data, n=config.n, tolerance=config.tolerance, measures=[measure],
+        dtype=dtype, device=Device.cpu, threads=config.threads, repeats=config.repeats, warmups=config.warmups,
+        attempts=config.attempts, allow_noisy=config.allow_noisy, few=1, many=2, seed=config.seed,
+    )  # fmt: skip
+
+
+def certified_way(artifacts: "Sequence[Artifact]", config: Timed, folder: Path) -> tuple[Measure, str]:
+    """Measure and dtype for which this machine's engine has a threshold below 1: those asked for; without a measure the
+    one that dev picked, without a dtype int8 before fp32 before bf16.
+
+    Raises:
+        CalibrationError: there is none.
+    """
+    for dtype in [config.dtype] if config.dtype else FOREMOST:
+        fitting = [
+            each
+            for each in artifacts
+            if _fits(each, dtype)
+            and config.measure in (None, each.measure)
+            and any(c.tolerance == config.tolerance and c.certified_below_one for c in each.certificates)
+        ]
+        if fitting:
+            return next((each for each in fitting if each.picked(config.tolerance)), fitting[0]).measure, dtype
+    asked = " ".join([config.measure.value if config.measure else "any measure", *filter(None, [config.dtype])])
+    raise CalibrationError(
+        f"{folder}: nothing below 1 is certified for risk tolerance {config.tolerance:g} ({asked}) as it is decoded "
+        "here; run python -m eval.calibrate, or give another tolerance=, measure= or dtype="
+    )
+
+
+def _fits(artifact: "Artifact", dtype: str) -> bool:
+    """Whether it speaks of answers by this processor's own runner with the full head."""
+    from calm.calibration.identity import arithmetic
+    from serve.backend import pick, runner_kernels
+
+    runner = pick(RunnerName.auto, "cpu")
+    if dtype == "int8" and runner is not RunnerName.native:
+        return False
+    numbers, weights = served_numbers(dtype)
+    computed = arithmetic(numbers, runner, weights, kernels=runner_kernels(runner, "cpu"))
+    asked = (computed, Head.full.value, Consistency.risk)
+    return (artifact.identity.dtype, artifact.identity.head, artifact.consistency) == asked
+
+
+def exit_entry(workload: Workload, rule: BatchRule) -> Entry:
+    """Exits of the folder's measure under a rule."""
+    measure, head = next(iter(workload.policies))
+    return Entry(rule.value, "exit", head, rule, measure, LIVE)
+
+
+def plain_entry(depth: int | None = None) -> Entry:
+    """Full depth, or a static one."""
+    if depth is None:
+        return Entry(FULL, FULL, Head.full)
+    return Entry(f"static {depth}", "static", Head.full, depth=depth)
+
+
+def timed_engine(workload: Workload, most: int, threads: int, **asked: Any) -> "Engine":
+    """An engine whose own clock leaves out what others took of the processor, where one thread works.
+
+    ``asked``: of ``Workload.engine``.
+    """
+    engine = workload.engine(most, **asked)
+    if threads == 1:
+        engine.clock.now = time.thread_time
+    return engine
+
+
+def clock_name(threads: int) -> str:
+    """What the engine's own clock counts."""
+    return "processor time of the thread" if threads == 1 else "wall clock"
+
+
+@dataclass(frozen=True)
+class Round:
+    """All articles once.
+
+    Attributes:
+        seconds: by phase of the engine's clock (serve.accounting), of all steps.
+        row_layers: rows of each layer that ran, summed.
+        layers: mean layer that gave a token.
+    """
+
+    session: Session
+    seconds: Mapping[str, float]
+    steps: int
+    row_layers: int
+    layers: float
+
+    @property
+    def decoding(self) -> float:
+        """Seconds without the encoder's."""
+        return sum(self.seconds.values()) - self.seconds.get("prefill", 0.0)
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        return self.session.tokens / self.decoding
+
+
+def round_of(answers: "Sequence[Answer]", records: "Sequence[StepRecord]") -> Round:
+    """Raise CalmError for an answer that failed."""
+    session, seconds = session_of(answers), dict[str, float]()
+    for record in records:
+        for phase, spent in record.seconds.items():
+            seconds[phase] = seconds.get(phase, 0.0) + spent
+    return Round(
+        session,
+        seconds,
+        steps=sum(record.tokens > 0 for record in records),
+        row_layers=sum(sum(record.layers) for record in records),
+        layers=sum(sum(answer.emission_layers) for answer in answers) / session.tokens,
+    )
+
+
+@dataclass
+class Turns:
+    """A way of decoding on its engine; answers the first ``n`` articles and remembers what all of them brought."""
+
+    entry: Entry
+    engine: "Engine"
+    workload: Workload
+    rounds: list[Round] = field(default_factory=list)
+    answers: "list[Answer]" = field(default_factory=list)
+
+    def __call__(self, n: int) -> None:
+        articles, to_ids = self.workload.articles, self.workload.model.to_ids
+        history: deque[StepRecord] = deque()  # the engine's own forgets after 4096 steps
+        self.engine.clock.history = history
+        policy = self.workload.policy(self.entry, [])
+        answers = self.engine.generate([to_ids(each.source) for each in articles[:n]], policy=policy)
+        if n == len(articles):
+            self.answers = answers
+            self.rounds.append(round_of(answers, history))
+
+
+def in_turns(ways: Mapping[str, Turns], config: Timed) -> Paired:
+    """Every way answers all articles, in turn, the first of them twice in a round; leaves each its counted rounds.
+
+    ``few`` and ``many`` of the clock are articles here, one and all.
+
+    Raises:
+        CalmError: the machine stays noisy through all attempts and that is not allowed.
+        DataError: there is one article only.
+    """
+    first, everything = next(iter(ways.values())), len(next(iter(ways.values())).workload.articles)
+    if everything < 2:
+        raise DataError("one article cannot be timed; give n=2 or more")
+    found: Paired | None = None
+    for _ in range(config.attempts):
+        for turns in ways.values():
+            turns.rounds.clear()
+        found = paired(
+            [Contender(name, turns) for name, turns in ways.items()], 1, everything, config.repeats, config.warmups,
+            allow_noisy=None, load=load_of(config.allow_noisy),
+        )  # fmt: skip
+        for turns in ways.values():  # neither warm-ups count nor the second turn of the first
+            each = 2 if turns is first else 1
+            turns.rounds = turns.rounds[each * config.warmups :: each]
+        if not found.noise.noisy or config.allow_noisy:
+            break
+    assert found is not None
+    found.noise.check(config.allow_noisy)
+    return found
+
+
+def about_timed(workload: Workload) -> dict[str, Any]:
+    """What a record says of the model and its articles."""
+    from calm.calibration.identity import code_version, hash_rows
+    from serve.backend import decoding_identity
+
+    identity = decoding_identity(workload.model, engine_options(workload.config, workload.config.head))
+    return {
+        **workload.about,
+        "identity": None if identity is None else identity.to_json(),
+        "rows_hash": hash_rows(workload.articles),
+        "code": code_version(),
+        "notes": workload.notes,
+    }
