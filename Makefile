@@ -47,7 +47,7 @@ debian: $(STAMP)
 	$(BIN)/python -m eval.table1 checkpoint=$D/model hydra.run.dir=$D
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu" --cov --cov-report=term:skip-covered --cov-fail-under=90
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu" --nbmake tests notebooks --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "slow and not gpu" --timeout=1800

@@ -32,8 +32,8 @@ def upload(
         import wandb_workspaces.workspaces as workspaces
     except ImportError:
         raise ConfigError(
-            "workspaces need the package wandb-workspaces, which the extra 'dashboards' brings: "
-            "pip install 'calm-t5[dashboards]'"
+            "workspaces need the package wandb-workspaces, which the extra 'dashboards' brings; pip install "
+            "wandb-workspaces, or see with dry_run=true what would be made"
         ) from None
     import wandb
 
