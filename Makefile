@@ -63,7 +63,7 @@ debian-arms: $(STAMP)
 	$(BIN)/python -m eval.uniformity checkpoint=$A/plain/model uniform=[$A/uniform-softmax/model,$A/uniform-state/model] hydra.run.dir=$A/uniformity
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu" --cov --cov-report=term:skip-covered --cov-fail-under=90
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu" --nbmake tests notebooks --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "slow and not gpu" --timeout=1800

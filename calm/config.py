@@ -466,8 +466,9 @@ class TrackingConfig:
 
     mode: TrackingMode = TrackingMode.auto
     project: str = "calm-t5"
-    group: str | None = None
+    group: str | None = None  # default: architecture and corpus, as in tiny-restaurants
     tags: list[str] = field(default_factory=list)
+    upload_model: bool = False  # a trained model's files, too; without it W&B gets their hashes
 
 
 def check_exits(exit_layers: list[int] | None, min_exit_layer: int) -> None:
@@ -528,6 +529,7 @@ class CalibrateConfig:
     device: Device = Device.auto
     precision: Precision = Precision.auto
     processes: int | None = None
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
         if self.from_log is None:
@@ -644,6 +646,7 @@ def register() -> None:
     """Store the schemas for Hydra, once."""
     from hydra.core.config_store import ConfigStore
 
+    from .dashboards_config import DashboardsConfig
     from .drift_config import DriftConfig, traffic_choices
     from .engine_config import EngineRulesConfig, PeersConfig, ServingConfig
     from .experiment_config import SCHEMAS
@@ -668,6 +671,7 @@ def register() -> None:
         store.store(group="traffic", name=name, node=choice)
     store.store(name="soak_schema", node=SoakConfig)
     store.store(name="http_share_schema", node=HttpShareConfig)
+    store.store(name="dashboards_schema", node=DashboardsConfig)
     for name, schema in SCHEMAS.items():
         store.store(name=f"{name}_schema", node=schema)
     store.store(group="model", name="_schema", node=ModelConfig)

@@ -10,13 +10,17 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .checkpoint import read_json, write_json
 from .config import TrackingConfig, TrackingMode
 from .errors import TrainingError
+
+if TYPE_CHECKING:
+    from .tracking_cards import Card
 
 log = logging.getLogger(__name__)
 
@@ -41,16 +45,23 @@ class Tracker:
 
     Args:
         run_dir: existing folder; holds metrics.jsonl, wandb.json (the run's id) and ``wandb/``.
-        job_type: train, calibrate, eval ...; grouping in W&B.
+        job_type: train, calibrate, table1 ...
         settings: resolved settings of the run, recorded once in W&B's config.
+        about: what the run is of, such as ``tiny-restaurants``: its group where the settings name none, and a tag.
     """
 
     def __init__(
-        self, run_dir: str | Path, config: TrackingConfig, job_type: str, settings: Mapping[str, Any] | None = None
+        self,
+        run_dir: str | Path,
+        config: TrackingConfig,
+        job_type: str,
+        settings: Mapping[str, Any] | None = None,
+        about: str | None = None,
     ) -> None:
         self.run_dir = Path(run_dir)
         self.path = self.run_dir / METRICS
         self._run: Any = None
+        self._about, self._step = about, 0
         self._append({"event": "start", "job_type": job_type})
         mode = wandb_mode(config.mode)
         if mode != "disabled":
@@ -59,6 +70,7 @@ class Tracker:
     def log(self, metrics: Mapping[str, float | int | str | None], step: int) -> None:
         """Record values at an optimizer step. Raises TrainingError when the file cannot be written."""
         values = {key: finite(value) for key, value in metrics.items()}
+        self._step = step
         self._append({"step": step, **values})
         self._guard("log", lambda: self._run.log({STEP: step, **values}) if self._run else None)
 
@@ -72,6 +84,21 @@ class Tracker:
         """Record settings of one stage under ``prefix/``, so that stages of one run never overwrite each other."""
         named = {f"{prefix}/{key}": finite(value) for key, value in values.items()}
         self._guard("settings", lambda: self._run.config.update(named, allow_val_change=True) if self._run else None)
+
+    def table(self, key: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """A small table, at the step of what was logged last; the file tells its columns, W&B keeps it."""
+        self._append({"event": "table", "key": key, "columns": list(columns), "rows": len(rows)})
+        self._guard("table", lambda: self._table(key, columns, rows) if self._run else None)
+
+    def made(self, card: "Card") -> None:
+        """This run made what the card tells of."""
+        self._append({"event": "made", "artifact": card.name, "type": card.type, "sha256": card.sha256})
+        self._guard("artifact", lambda: self._make(card) if self._run else None)
+
+    def used(self, card: "Card") -> None:
+        """This run started from what the card tells of."""
+        self._append({"event": "used", "artifact": card.name, "type": card.type, "sha256": card.sha256})
+        self._guard("artifact", lambda: self._use(card) if self._run else None)
 
     def finish(self, exit_code: int = 0) -> None:
         run, self._run = self._run, None
@@ -103,8 +130,8 @@ class Tracker:
         run_id = str(read_json(id_file)["id"])
         self._run = wandb.init(
             project=config.project,
-            group=config.group,
-            tags=list(config.tags) or None,
+            group=config.group or self._about,
+            tags=[*dict.fromkeys([*config.tags, *([self._about] if self._about else [])])] or None,
             job_type=job_type,
             name=f"{self.run_dir.name}-{run_id}",
             id=run_id,
@@ -120,6 +147,24 @@ class Tracker:
         self._run.define_metric(STEP)
         self._run.define_metric("*", step_metric=STEP)
 
+    def _table(self, key: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        import wandb
+
+        with _kept_in(self.run_dir):
+            table = wandb.Table(columns=list(columns), data=[finite(list(row)) for row in rows])
+            self._run.log({STEP: self._step, key: table})
+
+    def _make(self, card: "Card") -> None:
+        with _kept_in(self.run_dir):
+            self._run.log_artifact(_artifact(card))
+
+    def _use(self, card: "Card") -> None:
+        with _kept_in(self.run_dir):
+            if not self._run.offline:
+                self._run.use_artifact(_artifact(card))
+            else:  # use_artifact asks the server; the record that it leaves behind is what a later `wandb sync` needs
+                self._run._log_artifact(_artifact(card), is_user_created=True, use_after_commit=True)
+
     def _event(self, name: str, step: int | None, details: Mapping[str, Any]) -> None:
         if self._run is None:
             return
@@ -134,6 +179,32 @@ class Tracker:
             self._run = None
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             log.warning("W&B %s failed (%s); the run goes on, its metrics are in %s", what, reason, self.path)
+
+
+@contextmanager
+def _kept_in(run_dir: Path) -> Iterator[None]:
+    """Artifacts of an offline run wait in the run's folder and not in the user's home: they are synced from there."""
+    before = os.environ.get("WANDB_DATA_DIR")
+    os.environ["WANDB_DATA_DIR"] = before or str(run_dir.resolve() / "wandb")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["WANDB_DATA_DIR"]
+
+
+def _artifact(card: "Card") -> Any:
+    """A card as W&B has it; equal cards have equal digests."""
+    import wandb
+
+    artifact = wandb.Artifact(card.name, card.type, metadata=finite(dict(card.metadata)))
+    for name, content in card.files.items():
+        if isinstance(content, Path):
+            artifact.add_file(str(content), name=name)
+        else:
+            with artifact.new_file(name, mode="w", encoding="utf-8") as file:
+                file.write(content)
+    return artifact
 
 
 def wandb_mode(mode: TrackingMode) -> Mode:

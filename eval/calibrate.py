@@ -24,6 +24,7 @@ from .common import (
     decoder_maker,
     finish,
     open_decoder,
+    plain,
     say,
 )
 
@@ -67,6 +68,7 @@ def run(config: CalibrateConfig, run_dir: Path) -> int:
         say("Each tolerance holds by itself with its probability, not all of them at once.")
     if not done.any_below_one:
         say("Nothing below threshold 1 passed: full depth is all that is certified.")
+    _track(config, run_dir, folder, done)
     finish({**stamp.values(), **_summary(folder, done)}, run_dir)
     return 0 if done.any_below_one else NOTHING_PASSED
 
@@ -109,6 +111,21 @@ def ladder(artifact: "Artifact", certificate: "Certificate") -> str:
 
 def _threshold(value: float | tuple[float, ...]) -> str:
     return f"{min(value):.4f}..{max(value):.4f}" if isinstance(value, tuple) else f"{value:.6g}"
+
+
+def _track(config: CalibrateConfig, run_dir: Path, folder: Path, done: "Certification") -> None:
+    """What is certified into metrics.jsonl, and with the risk table and lineage into W&B where that is on."""
+    from calm.tracking import Tracker
+    from calm.tracking_cards import folder_name, model_card
+    from calm.tracking_tables import certified_values, track_calibration
+
+    name = folder_name(folder)
+    tracker = Tracker(run_dir, config.tracking, "calibrate", plain(config), about=name)
+    tracker.used(model_card(folder))
+    for step, values in enumerate(certified_values(done.artifacts)):
+        tracker.log(values, step)
+    track_calibration(tracker, done.artifacts, name)
+    tracker.finish()
 
 
 def _summary(folder: Path, done: "Certification") -> dict[str, Any]:

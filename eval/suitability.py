@@ -33,6 +33,13 @@ if TYPE_CHECKING:
 UNIMPORTANT = ("checkpoint", "batches", "bootstrap", "seed", "n")  # to an article's own record
 
 
+class Resampled(Protocol):
+    """Of a config: how an interval is drawn."""
+
+    seed: int
+    bootstrap: int
+
+
 def run(config: SuitabilityConfig, run_dir: Path) -> int:
     stamp, folder = Stamp("eval.suitability", config), choose_model(config.checkpoint)
     device = choose_device(config.device)
@@ -126,7 +133,7 @@ def counted(rows: Sequence[Row], name: str, num_layers: int) -> np.ndarray:
     return np.stack([np.bincount(row[name], minlength=num_layers + 1)[1:] for row in rows])
 
 
-def oracle_row(counts: np.ndarray, tokens: np.ndarray, config: SuitabilityConfig | BreakdownConfig) -> dict[str, float]:
+def oracle_row(counts: np.ndarray, tokens: np.ndarray, config: Resampled) -> dict[str, float]:
     """Mean depth in layers and the share of the layers above it, with intervals, of tokens that leave as counted."""
     layers = counts.shape[1]
     row = spread("depth", counts @ np.arange(1, layers + 1), tokens, config)
@@ -150,13 +157,6 @@ def layer_rows(
             row[name] = float(counts[:, layer - 1].sum() / tokens.sum())
         found.append(row)
     return found
-
-
-class Resampled(Protocol):
-    """Of a config: how an interval is drawn."""
-
-    seed: int
-    bootstrap: int
 
 
 def spread(name: str, sums: np.ndarray, tokens: np.ndarray, config: Resampled) -> dict[str, float]:

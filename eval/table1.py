@@ -48,10 +48,12 @@ def run(config: Table1Config, run_dir: Path) -> int:
     from calm.calibration.bars import Bars
     from calm.decode_spec import DecodeSpec
 
+    from .tracked import track
+
     spec = DecodeSpec(
         str(folder), device, dtype, config.decoder, config.batch_size, config.backfill, head=config.head,
         head_k=config.head_k, **choose_runner(config.decoder, config.runner, device), weights=config.weights,
-        cross_kv=config.cross_kv, make=decoder_maker(config.decoder),
+        cross_kv=config.cross_kv, make=decoder_maker(config.decoder), record_confidences=True,
     )  # fmt: skip
     bars = Bars()
     with open_decoder(spec, config.processes, bars.rows) as decode:
@@ -77,7 +79,7 @@ def run(config: Table1Config, run_dir: Path) -> int:
     }
     _write(run_dir, summary, corpus, examples, scored, plan)
     _show(summary, run_dir)
-    _track(config, run_dir, summary)
+    track(config, run_dir, summary, model, scored)
     finish(summary, run_dir)
     return 0
 
@@ -250,17 +252,6 @@ def _show(summary: dict[str, Any], run_dir: Path) -> None:
     for source in sorted({row["paper"]["source"] for row in table if row["paper"]}):
         say(f"paper: {sources()[source]}")
     say(f"written to {run_dir}")
-
-
-def _track(config: Table1Config, run_dir: Path, summary: dict[str, Any]) -> None:
-    """The table's numbers into metrics.jsonl, and into W&B where that is on."""
-    from calm.tracking import Tracker
-
-    tracker = Tracker(run_dir, config.tracking, "table1", summary["config"])
-    shown = ("rouge_l", "rouge_l_to_full", "layers_skipped", "mean_layers", "executed_mean")
-    values = {f"table1/{row['row']}/{name}": row[name] for row in summary["table1"] for name in shown}
-    tracker.log({name: value for name, value in values.items() if value is not None}, 0)
-    tracker.finish()
 
 
 main = program("table1", Table1Config, run)

@@ -17,7 +17,8 @@ ARROWS = {
 }
 BORDER = ("calm/cli.py", "calm/cli_errors.py", "calm/overrides.py", "calm/config.py")
 DOORS = {
-    "wandb": ("calm/tracking.py",),
+    "wandb": ("calm/tracking.py", "calm/tracking_upload.py"),
+    "wandb_workspaces": ("calm/tracking_upload.py",),
     "datasets": ("calm/data/", "eval/rouge_module.py"),  # a metric module of evaluate declares its columns with it
     "accelerate": ("train/", "eval/"),
     "matplotlib": ("calm/plotting.py", "calm/report_plots/panels.py"),

@@ -13,6 +13,8 @@ from calm.config import Device, TrainConfig
 from calm.decode_spec import DecodeSpec
 from calm.parallel_decode import ParallelDecoder
 from calm.tracking import Tracker
+from calm.tracking_cards import folder_name
+from calm.tracking_tables import track_calibration
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ def run_calibration(
     if tracker is not None:
         seconds = time.monotonic() - begun
         tracker.event("calibration", rows=len(done.calibration), seconds=seconds, results=_results(done.artifacts))
+        track_calibration(tracker, done.artifacts, folder_name(model_folder))
     return done.artifacts
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
-from calm.checkpoint import read_json, sha256_file, write_json
+from calm.checkpoint import MANIFEST, read_json, sha256_file, write_json
 from calm.child import die_with_parent
 from calm.config import Precision, Stage, TrainConfig
 from calm.environment import environment
@@ -21,6 +21,7 @@ from calm.models.settings import EarlyExitSettings
 from calm.models.t5 import EarlyExitT5
 from calm.records import RunRecord
 from calm.tracking import Tracker
+from calm.tracking_cards import model_card, said_name, weights_card
 
 from .calibrate import run_calibration
 from .context import Context, build_accelerator, explained
@@ -106,7 +107,8 @@ def _tracked(context: Context) -> int:
     started, clock = time.strftime("%Y-%m-%dT%H:%M:%S%z"), time.monotonic()
     settings = plain(context.config)
     if context.main:
-        context.tracker = Tracker(context.run_dir, context.config.tracking, "train", settings)
+        about = _about(context.config, context.run_dir)
+        context.tracker = Tracker(context.run_dir, context.config.tracking, "train", settings, about=about)
     status = 1
     try:
         _stages(context)
@@ -138,10 +140,13 @@ def _stages(context: Context) -> None:
     context.say(f"{context.world} process(es) on {device}, {arithmetic}, run folder {context.run_dir}")
     output = _output(config, context.run_dir)
     if config.stage is Stage.calibrate:
-        _calibrate(context, Path(config.checkpoint or output), 0)
+        folder = Path(config.checkpoint or output)
+        context.on_main(lambda: context.tracker.used(model_card(folder)) if context.tracker else None)
+        _calibrate(context, folder, 0)
         return
     begun = start(context)
     _record_start(context, begun)
+    context.on_main(lambda: _track_origin(context))
     model = begun.model
     done = Done(context, output)
     if config.stage in (Stage.all, Stage.finetune):
@@ -150,6 +155,7 @@ def _stages(context: Context) -> None:
         model = _finetuned(context, begun, output, done)
     if config.stage in (Stage.all, Stage.classifier):
         _classifier(context, model, begun, output, done)
+    context.on_main(lambda: _track_model(context, output))
     if config.stage is Stage.all:
         _calibrate(context, output, begun.state.step)
 
@@ -161,6 +167,29 @@ def _calibrate(context: Context, folder: Path, step: int) -> None:
     if context.tracker:
         context.tracker.settings("calibration", settings)
     context.on_main(lambda: run_calibration(folder, context.config, context.run_dir, context.tracker))
+
+
+def _about(config: TrainConfig, run_dir: Path) -> str:
+    """What the run is called in W&B: as the model folder that it leaves."""
+    name = None if config.model is None else config.model.name
+    origin = Path(config.checkpoint or _output(config, run_dir)) / model_folder.SETTINGS
+    if name is None and origin.is_file():
+        name = read_json(origin).get("model")
+    return said_name(name, config.data.name)
+
+
+def _track_origin(context: Context) -> None:
+    """The model folder that training goes on from, where it is whole."""
+    origin = context.config.checkpoint
+    if context.tracker and origin is not None and (Path(origin) / MANIFEST).is_file():
+        context.tracker.used(model_card(origin))
+
+
+def _track_model(context: Context, folder: Path) -> None:
+    if context.tracker:
+        context.tracker.made(model_card(folder))
+        if context.config.tracking.upload_model:
+            context.tracker.made(weights_card(folder))
 
 
 def _record_start(context: Context, begun: Start) -> None:

@@ -17,7 +17,8 @@ TOLERANCE = 0.45
 
 def calibration_config(folder: Path, **changes: Any) -> CalibrateConfig:
     settings: dict[str, Any] = {"measures": MEASURES, "tolerances": [TOLERANCE], "grid_size": 5, "batch_size": 16}
-    return CalibrateConfig(str(folder), calibration=CalibrationConfig(**{**settings, **changes}), processes=1)
+    wanted = CalibrationConfig(**{**settings, **changes})
+    return CalibrateConfig(str(folder), calibration=wanted, processes=1, tracking=TrackingConfig(TrackingMode.disabled))
 
 
 def table_config(folder: Path, **changes: Any) -> Table1Config:
