@@ -20,6 +20,14 @@ COLORS = {
 }
 
 
+MARKERS = {"softmax": "o", "state": "s", "classifier": "^", "max_prob": "v", "entropy": "D", "agreement": "P"}
+
+
+def marker_of(row: str) -> str:
+    """Of a row's measure, so that lines are told apart without their colours."""
+    return MARKERS.get(row.partition("\n")[0].partition("@")[0], "X")
+
+
 def color_of(row: str) -> str:
     """Of a row of Table 1; ``softmax`` and ``softmax@0.85`` share theirs, and so do lines below the first."""
     return COLORS.get(row.partition("\n")[0].partition("@")[0], "#444444")

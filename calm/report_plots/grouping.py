@@ -31,12 +31,13 @@ def grouping_panels(df: pd.DataFrame, about: Mapping[str, Any]) -> list[Panel]:
     """
     first = str(df["row"].iloc[0])
     if (df["part"] != "counted").all():
-        return _told(df, first)
+        return _told(df, first, about)
     counted = df[(df["part"] == "counted") & (df["rule"].isin(["own", "static"]))]
     pool = int(counted.loc[counted["pool"] > 1, "pool"].min())
     counted = counted[counted["pool"].isin([1, pool])]
     found = [_layers(str(name), counted[counted["row"] == name], about, pool) for name in dict.fromkeys(counted["row"])]
-    return [*found, _gain(first, counted[counted["row"] == first], df[df["part"] == "timed"], pool), *_told(df, first)]
+    gain = _gain(first, counted[counted["row"] == first], df[df["part"] == "timed"], pool)
+    return [*found, gain, *_told(df, first, about)]
 
 
 def _layers(name: str, part: pd.DataFrame, about: Mapping[str, Any], pool: int) -> Panel:
@@ -85,7 +86,7 @@ def _way(way: str, part: pd.DataFrame, value: str) -> Series:
     )
 
 
-def _told(df: pd.DataFrame, name: str) -> list[Panel]:
+def _told(df: pd.DataFrame, name: str, about: Mapping[str, Any]) -> list[Panel]:
     part = df[(df["row"] == name) & (df["part"] == "bins")]
     if part.empty:
         return []
@@ -103,6 +104,7 @@ def _told(df: pd.DataFrame, name: str) -> list[Panel]:
             "predicted mean depth of an answer (layers)",
             "true mean depth (layers), mean and 95 % interval",
             [bins, same],
+            [Level("all answers", float(about["mean_depth"][name]))],
             legend="upper left",
         )  # fmt: skip
     ]

@@ -5,10 +5,10 @@ from typing import Any
 
 import pandas as pd
 
-from ..plotting import color_of
+from ..plotting import color_of, marker_of
 from .panels import Level, Panel, Series
 
-FIXED = {"static": ("#7f7f7f", "s"), "trained shallow": ("#cc79a7", "D")}  # colour and marker of what is not adaptive
+FIXED = {"static": ("#7f7f7f", "X"), "trained shallow": ("#cc79a7", "D")}  # colour and marker of what is not adaptive
 
 
 def shallow_panels(df: pd.DataFrame, about: Mapping[str, Any]) -> list[Panel]:
@@ -32,15 +32,12 @@ def _panel(df: pd.DataFrame, batch: int, tolerance: float) -> Panel:
             series.append(_points(role, part, color=color, marker=marker, text=depths))
     exits = df[df["role"] == "exit"]
     for measure, part in exits.groupby("measure", sort=False):
-        part, color = part.sort_values("decode_tokens_ratio"), color_of(str(measure))
-        series.append(
-            Series(
-                f"exits by {measure}", list(part["decode_tokens_ratio"]), list(part["rouge_l"]), color=color, marker="o"
-            )
-        )
+        part, color, marker = part.sort_values("decode_tokens_ratio"), color_of(str(measure)), marker_of(str(measure))
+        clock, quality = list(part["decode_tokens_ratio"]), list(part["rouge_l"])
+        series.append(Series(f"exits by {measure}", clock, quality, color=color, marker=marker))
         chosen = part[part["marked"].astype(bool)]
         if not chosen.empty:
-            series.append(_points(f"{measure}, risk {tolerance:g}", chosen, color=color, marker="P"))
+            series.append(_points(f"{measure}, risk {tolerance:g}", chosen, color=color, marker=marker))
     levels = [
         Level("full depth", full["rouge_l"], full["rouge_l_low"], full["rouge_l_high"], color="#000000"),
         Level("full depth", 1.0, upright=True, color="#000000"),

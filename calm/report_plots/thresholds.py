@@ -5,11 +5,11 @@ from typing import Any
 
 import pandas as pd
 
-from ..plotting import color_of
+from ..plotting import color_of, marker_of
 from .panels import BASELINE, Level, Panel, Series
 
 HEADS = {"full": ("#0072b2", "-", "o"), "candidates": ("#e69f00", "--", "s"), "screened": ("#cc79a7", ":", "^")}
-SCHEDULES = {"constant": ("-", "o"), "decaying": ("--", "s"), "decaying_released": (":", "^")}
+SCHEDULES = {"constant": "-", "decaying": "--", "decaying_released": ":"}
 CURVE = ["measure", "schedule", "head"]
 QUALITY = {
     "rouge_l": "ROUGE-L to the reference, 95 % interval",
@@ -59,7 +59,7 @@ def _pareto(title: str, df: pd.DataFrame, curves: list[tuple[dict[str, str], str
         name, color, line, marker = _look(curve, differs)
         series.append(_points(name, _of(df, "curve", curve), shown, color, line, marker))
     if not static.empty:
-        series.append(_points("static depth", static, shown, BASELINE, "", "D"))
+        series.append(_points("static depth", static, shown, BASELINE, "", "X"))
     for curve, differs in curves:
         _, color, _, marker = _look(curve, differs)
         certified = _of(df, "certified", curve)
@@ -79,10 +79,10 @@ def _look(curve: Mapping[str, str], differs: str) -> tuple[str, str, str, str]:
     """Name, colour, line and marker of a curve in a panel of what differs."""
     if differs == "head":
         return (f"{curve['head']} head", *HEADS[curve["head"]])
-    color = color_of(curve["measure"])
+    color, marker = color_of(curve["measure"]), marker_of(curve["measure"])
     if differs == "schedule":
-        return (f"{curve['measure']}, {curve['schedule']}", color, *SCHEDULES[curve["schedule"]])
-    return (curve["measure"], color, "-", "o")
+        return (f"{curve['measure']}, {curve['schedule']}", color, SCHEDULES[curve["schedule"]], marker)
+    return (curve["measure"], color, "-", marker)
 
 
 def _of(df: pd.DataFrame, kind: str, curve: Mapping[str, str]) -> pd.DataFrame:

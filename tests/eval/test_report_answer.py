@@ -5,6 +5,7 @@ from typing import Any
 
 from eval.report.answer import Worth, answered
 from eval.report.evidence import Evidence, Quality, Span, Way, gathered
+from eval.report.readings import shallow_ways
 
 LOSS = Span(-0.010, -0.014, -0.006)
 CERTIFIED = Quality("exit", "state", LOSS, 0.5, 0.97, 0.05, 4.0, picked=True)
@@ -131,3 +132,12 @@ def test_records_become_evidence() -> None:
     assert "of its certified threshold in fp32, 0.96" in " ".join(answered(found).flat())
     other = gathered({"batching": {"rows": [{"speed": 2}]}, "thresholds": {}, "shallow": {"rows": 3}}, None, {}, ())
     assert not other.ways and not other.qualities
+
+
+def test_models_trained_shallow_are_read_as_eval_shallow_leaves_them() -> None:
+    row = {"batch": 8, "layers": 4.0, "role": "trained shallow"}
+    ends = {f"{name}{end}": value for name in ("decode_tokens_ratio", "rouge_l_minus_full") for end, value in
+            (("", 1.5), ("_low", 1.4), ("_high", 1.6))}  # fmt: skip
+    rows = [{**row, **ends}, {**row, **ends, "role": "static"}, {**row, **ends, "role": "exit", "layers": 2.3}]
+    (way,) = shallow_ways({"rows": rows})
+    assert way.name == "a model of 4 layers" and way.depth == 4.0 and way.speed.low == 1.4
