@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from ..config import INF, DataConfig, check_range
+from ..config import INF, DataConfig, TrackingConfig, check_range
 
 
 @dataclass
@@ -19,6 +19,7 @@ class ReportConfig:
     found: list[str] = field(default_factory=list)  # run folders made elsewhere: of trainings, or of other days
     overrides: dict[str, list[str]] = field(default_factory=dict)  # by experiment, beside its checkpoint and records
     minutes: float | None = None  # that one experiment may take; None: as long as it needs
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
         if self.minutes is not None:

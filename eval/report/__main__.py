@@ -32,6 +32,7 @@ def run(config: ReportConfig, run_dir: Path) -> int:
     from .experiments import chosen
     from .page import check_libraries
     from .plan import Plan, corpus_overrides, run_all
+    from .tracked import track
 
     check_libraries()
     experiments = chosen(config.only, config.skip, list(config.overrides))
@@ -56,6 +57,7 @@ def run(config: ReportConfig, run_dir: Path) -> int:
         "experiments_s": round(sum(each.seconds for each in found), 3),
     }
     finish(summary, run_dir)
+    track(config.tracking, run_dir, summary)
     return 0 if all(each.state == State.done.value for each in found) else UNFINISHED
 
 

@@ -92,8 +92,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         5, "shallow", "Shallow models", "Is a model trained with fewer layers as good and as fast?", trains=True
     ),
     Experiment(
-        9, "uniformity", "How the exits are trained",
-        "How do the weights of the layers' losses change what each layer says?", trains=True,
+        9, "uniformity", "Rows that cross together",
+        "Does a batch stop earlier when its rows were trained to cross together, at equal quality?", trains=True,
     ),
 )  # fmt: skip
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from calm.config import TrackingConfig, TrackingMode
 from calm.errors import CalmError
 from calm.experiment_config import ReportConfig
 from calm.report_plots import FIGURES, panels_of
@@ -21,6 +22,8 @@ from eval.report.answer import Answer, Worth
 from eval.report.checklist import checks, failing, told_apart
 from eval.report.collect import Found
 from eval.report.experiments import EXPERIMENTS
+
+UNTRACKED = TrackingConfig(TrackingMode.disabled)
 
 RESULTS = Path(__file__).parents[2] / "results"
 KEPT = [name for name in sorted(FIGURES) if (RESULTS / name / "summary.json").is_file()]
@@ -59,7 +62,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in KEPT:
         shutil.copytree(RESULTS / name, folder / name)
     (folder / "of" / "model").mkdir(parents=True)
-    config = ReportConfig(str(folder / "of" / "model"), run=False)
+    config = ReportConfig(str(folder / "of" / "model"), run=False, tracking=UNTRACKED)
     assert program.run(config, folder) == (0 if len(KEPT) == len(EXPERIMENTS) else UNFINISHED)
     return folder
 

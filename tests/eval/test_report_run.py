@@ -11,13 +11,18 @@ from typing import Any
 
 import pytest
 
+from calm.config import TrackingConfig, TrackingMode
 from calm.errors import ConfigError
 from calm.experiment_config import ReportConfig
+from calm.tracking import read_metrics
 from eval.experiment import UNFINISHED
 from eval.report import __main__ as program
 from eval.report import experiments
 from eval.report.experiments import Experiment, chosen
 from eval.report.runner import Runs, Step, last_line
+from eval.report.tracked import track
+
+UNTRACKED = TrackingConfig(TrackingMode.disabled)
 
 QUICK = """
 import json, os, pathlib, sys, time
@@ -137,7 +142,7 @@ def test_a_report_of_fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     )  # fmt: skip
     monkeypatch.setattr(experiments, "EXPERIMENTS", list_of)
     (tmp_path / "<model>").mkdir()
-    config = ReportConfig("<model>", overrides={"bad": ["how=fails"], "good": ["seconds=0"]})
+    config = ReportConfig("<model>", overrides={"bad": ["how=fails"], "good": ["seconds=0"]}, tracking=UNTRACKED)
     run_dir = tmp_path / "run"
     assert program.run(config, run_dir) == UNFINISHED
     summary = json.loads((run_dir / "summary.json").read_text())
@@ -152,7 +157,9 @@ def test_a_report_of_fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     made = tmp_path / "elsewhere" / "trained"
     made.mkdir(parents=True)
     (made / "summary.json").write_text(json.dumps({"program": "fake_quick", "rows": [], "checkpoint": "another"}))
-    config = ReportConfig("<model>", skip=["bad", "later"], found=[str(tmp_path / "elsewhere" / "trained")])
+    config = ReportConfig(
+        "<model>", skip=["bad", "later"], found=[str(tmp_path / "elsewhere" / "trained")], tracking=UNTRACKED
+    )
     assert program.run(config, run_dir) == 0
     again = json.loads((run_dir / "summary.json").read_text())["experiments"]
     assert again["trained"]["state"] == "done" and again["trained"]["flags"] == ["of another model folder: another"]
@@ -196,3 +203,15 @@ def test_records_are_those_above_the_checkpoint_or_made_first(tmp_path: Path, mo
     other = Plan(ReportConfig(data=DataConfig("pydoc")), model, run_dir, ("data=pydoc",))
     assert other.records == Path("run/table1") and not other.has_records  # those above are of another corpus
     assert other.table1().argv == ("checkpoint=made/model", "data=pydoc")
+
+
+def test_a_report_is_made_of_a_model_and_its_certificates(certified: Path, tmp_path: Path) -> None:
+    found = {"length": {"seconds": 3.0, "state": "done", "said": ["Long ones skip more."]}}
+    summary = {"checkpoint": str(certified / "model"), "config": {}, "experiments": found, "worth": "yes", "answer": []}
+    (tmp_path / "report.html").write_text("<p>yes</p>")
+    track(UNTRACKED, tmp_path, summary)
+    records = read_metrics(tmp_path)
+    (values,) = [record for record in records if "report/done" in record]
+    assert values["report/done"] == 1 and values["report/length/seconds"] == 3.0
+    events = [record for record in records if record.get("event") in ("used", "made")]
+    assert [event["type"] for event in events] == ["model", "calibration", "calibration", "calibration", "report"]
