@@ -10,6 +10,7 @@ import errno
 import fnmatch
 import hashlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -90,6 +91,17 @@ def write_atomic(path: str | Path, data: bytes | str) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise write_failure(path, error, len(data)) from error
+
+
+def finite(value: Any) -> Any:
+    """Numbers as JSON has them: NaN and infinities become None, so that they never read as finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return value
 
 
 def write_json(path: str | Path, value: Any) -> None:

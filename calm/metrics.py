@@ -7,7 +7,7 @@ Means are arithmetic, never a bootstrap median.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -92,6 +92,21 @@ _ABBREVIATION = re.compile(
     r"(?:\b(?:e\.g|i\.e|etc|vs|cf|mr|mrs|ms|dr|prof|st|no|fig|inc|ltd|jr|sr|approx)|\b[A-Za-z])\.$", re.I
 )
 _BOUNDARY = re.compile(r"[.!?…][\"'”’)\]]*(?=\s)|[。！？]|\n[ \t]*\n")
+
+
+def median_interval(values: Iterable[Any]) -> tuple[float, float]:
+    """Order statistics between which the median of the distribution lies with probability .95 at least, from six on."""
+    from scipy.stats import binom
+
+    ordered = sorted(map(float, values))
+    outside = max(0, int(binom.ppf(0.025, len(ordered), 0.5)) - 1)  # values left out at each end
+    return ordered[outside], ordered[-1 - outside]
+
+
+def with_median(name: str, values: Sequence[Any]) -> dict[str, float]:
+    """``name``, ``name_low``, ``name_high``: the median of repeats and its interval, where there are six at least."""
+    low, high = median_interval(values)
+    return {name: float(np.median(values)), f"{name}_low": low, f"{name}_high": high}
 
 
 def lead1(text: str) -> str:

@@ -6,7 +6,6 @@ Whatever W&B does (no key, no network, full disk, killed service), training goes
 
 import json
 import logging
-import math
 import os
 import secrets
 import time
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .checkpoint import read_json, write_json
+from .checkpoint import finite, read_json, write_json
 from .config import TrackingConfig, TrackingMode
 from .errors import TrainingError
 
@@ -27,17 +26,6 @@ log = logging.getLogger(__name__)
 METRICS = "metrics.jsonl"
 STEP = "train/global_step"
 Mode = Literal["online", "offline", "disabled"]
-
-
-def finite(value: Any) -> Any:
-    """Numbers as JSON has them: NaN and infinities become None, so that they never read as finite."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(part) for part in value]
-    return value
 
 
 class Tracker:

@@ -28,7 +28,8 @@ def exit_spread(
     """Squared distance of each token's expected crossing layer from the mean of its column, summed over the tokens.
 
     A column holds the tokens at one position of their answers, which decode in one step; with a single row it counts
-    nothing. Layers are shares of the depth, so that a weight means the same for every depth.
+    nothing. Rows are those of one micro-batch: more processes or accumulation make columns smaller. Layers are shares
+    of the depth, so that a weight means the same for every depth.
 
     Args:
         hiddens: raw residual after layers 1..L.

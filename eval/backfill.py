@@ -6,10 +6,12 @@ arXiv 2407.20272 (Algorithm 1, lines 9 to 11) projects them from the exit hidden
 Answers of the test split with ``true`` ones (the skipped layers run after all: the ceiling), ``project``, ``copy``
 (those of the exit layer) and ``mask`` (holes) are compared with the references and with full depth's own answers, whole
 and position by position; then the errors of keys and values themselves by layers skipped (eval/backfill_states.py). The
-threshold is certified for ``project`` alone. Intervals are over articles. Nothing is timed: work is counted. Writes
-summary.json, rows.parquet and the figure.
+threshold is certified for ``project`` alone. Intervals are over articles. Work is counted, and what filling takes of
+the layers' own time is read from a cost table (eval/backfill_clock.py). Writes summary.json, rows.parquet and the
+figure.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,7 +60,8 @@ def run(config: BackfillConfig, run_dir: Path) -> int:
     }
     answers = Answers(model, articles, artifact.policy(threshold), config.batch_size)
     asked = {**asked_of(config, UNIMPORTANT), **told}
-    found = Ledger(run_dir, asked).run(trials(config, answers), "backfill", say)
+    todo = [*trials(config, answers), *clock_trials(config, folder, answers)]
+    found = Ledger(run_dir, asked).run(todo, "backfill", say)
     rows = keep_rows(found, run_dir)
     say_columns([row for row in rows if row["kind"] == "quality"], SHOWN, digits=4)
     summary = {
@@ -104,6 +107,18 @@ def trials(config: BackfillConfig, answers: Answers) -> list[Trial]:
         for name in names
     ]
     return [*found, Trial({"trial": "states", "variant": "all"}, lambda: states(config, answers))]
+
+
+def clock_trials(config: BackfillConfig, folder: Path, answers: Answers) -> list[Trial]:
+    from .backfill_clock import clocks
+
+    return [
+        Trial(
+            {"trial": "clock", "variant": str(batch)},
+            partial(clocks, config, folder, answers.model, answers.articles, batch),
+        )
+        for batch in config.clock_batches
+    ]
 
 
 main = program("backfill", BackfillConfig, run)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .batching_simulated import Ground
 
 # what does not change a batch size's numbers
-UNIMPORTANT = ("checkpoint", "batches", "simulated", "attempts", "allow_noisy")
+UNIMPORTANT = ("checkpoint", "batches", "simulated", "attempts")
 SHOWN = ("batch", "way", "tokens_per_s", "tokens_ratio", "decode_tokens_ratio", "latency_ratio", "kind")
 
 
@@ -78,9 +78,9 @@ def measured_rows(ground: "Ground", batch: int) -> list[dict[str, Any]]:
         CalmError: the machine is noisy and that is not allowed, or an answer failed.
     """
     from .batching_simulated import FIGURES, with_static
-    from .timed_folder import Turns, in_turns
+    from .timed_folder import in_turns, turns_of
 
-    ways = {name: Turns(way.entry, ground.engine(way, batch), ground.workload) for name, way in ground.ways.items()}
+    ways = {name: turns_of(way.entry, ground.engine(way, batch), ground.workload) for name, way in ground.ways.items()}
     timed = in_turns(ways, ground.config)
     found = {
         name: {

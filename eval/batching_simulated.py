@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 from calm.config import BatchRule, Measure
 from calm.cost import CostTable
 from calm.experiment_config import BatchingConfig
+from calm.metrics import with_median
 from calm.rules import Rule
 from calm.sim_rows import Setting, Trace
 from calm.simulate import SimEngine, Simulated
 
 from .sessions import FULL, between, neighbours
-from .timed_folder import Turns, exit_entry, plain_entry, timed_engine
+from .timed_folder import exit_entry, plain_entry, timed_engine, turns_of
 from .workload import Entry, Workload
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from serve.requests import Answer
 
 FILLED = 4  # batches that are answered one after another at least, so that a batch is full most of the time
-FIGURES = ("tokens_per_s", "decode_tokens_per_s", "latency_s")
+RATES = ("tokens_per_s", "decode_tokens_per_s")
+FIGURES = (*RATES, "latency_s")
 BETWEEN = "static"  # the whole depths around the exits' mean, interpolated
 
 
@@ -77,7 +79,7 @@ class Ground:
         return found
 
     def _answers(self, engine: "Engine", entry: Entry) -> "list[Answer]":
-        turns = Turns(entry, engine, self.workload)
+        turns = turns_of(entry, engine, self.workload)
         turns(len(self.workload.articles))
         return turns.answers
 
@@ -191,22 +193,25 @@ def with_static(
         found: by way and figure, a value of each round.
 
     Returns:
-        ratios are medians over the rounds, with their range: of six rounds it holds the median with 97 %.
+        ratios are medians over the rounds with their intervals (calm.metrics.median_interval).
     """
-    mean = {
-        figure: between(ground.mean, lambda depth: found[ground.static_name(depth)][figure])  # noqa: B023
-        for figure in FIGURES
-    }
+    around = [found[ground.static_name(each)] for each in neighbours(ground.mean)]
+    mean = {figure: between_times(ground.mean, [each[figure] for each in around]) for figure in RATES}
+    mean["latency_s"] = between(ground.mean, lambda depth: around[depth > ground.mean]["latency_s"])
     for name, rounds in {**found, BETWEEN: mean}.items():
         role = "mean depth" if name == BETWEEN else ground.ways[name].entry.role
         values = {figure: statistics.median(rounds[figure]) for figure in FIGURES}
         yield name, role, values, ratios(rounds, found[FULL])
 
 
+def between_times(mean: float, around: Sequence[Sequence[float]]) -> list[float]:
+    """Of rates at the whole depths around a mean, the one whose time lies between theirs, round by round."""
+    return [1.0 / time for time in between(mean, lambda depth: [1.0 / rate for rate in around[depth > mean]])]
+
+
 def ratios(mine: Mapping[str, Sequence[float]], full: Mapping[str, Sequence[float]]) -> dict[str, float]:
     told: dict[str, float] = {}
     for figure in FIGURES:
         each = [a / b for a, b in zip(mine[figure], full[figure], strict=True)]
-        name = f"{figure.removesuffix('_s').removesuffix('_per')}_ratio"
-        told |= {name: statistics.median(each), f"{name}_low": min(each), f"{name}_high": max(each)}
+        told |= with_median(f"{figure.removesuffix('_s').removesuffix('_per')}_ratio", each)
     return told

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .timed_folder import Turns
     from .workload import Workload
 
-UNIMPORTANT = ("checkpoint", "batches", "attempts", "allow_noisy")  # to a batch size's numbers
+UNIMPORTANT = ("checkpoint", "batches", "attempts")  # to a batch size's numbers
 STATIC = "static"
 SHOWN = ("batch", "way", "step_ms", "layer_ratio", "clock_ratio", "layers_ms", "checks_ms", "head_ms", "prefill_ms")
 HOW = (
@@ -94,7 +94,7 @@ def broken_down(config: BreakdownConfig, workload: "Workload", batch: int) -> li
     for name, cost in shown.items():
         row = told_of(full, cost, share)
         if name in ways:
-            row |= of_rounds(config, ways[FULL], ways[name], batch)
+            row |= of_rounds(config, ways[FULL], ways[name], batch, workload.num_layers)
         rows.append({"way": name, **row, "noisy": timed.noise.noisy, "foreign_cpu": timed.noise.foreign})
     return rows
 
@@ -103,18 +103,18 @@ def ways_of(config: BreakdownConfig, workload: "Workload", batch: int) -> "dict[
     """Full depth first, then the exits, then the static depths around their mean, which a run of them tells."""
     from calm.config import BatchRule
 
-    from .timed_folder import Turns, exit_entry, plain_entry, timed_engine
+    from .timed_folder import exit_entry, plain_entry, timed_engine, turns_of
 
     rules = dict.fromkeys((BatchRule.own, *config.rules))
     engines = {rule: timed_engine(workload, batch, config.threads, rule=rule) for rule in rules}
-    ways = {FULL: Turns(plain_entry(), engines[BatchRule.own], workload)}
+    ways = {FULL: turns_of(plain_entry(), engines[BatchRule.own], workload)}
     for rule in config.rules:
-        ways[rule.value] = Turns(exit_entry(workload, rule), engines[rule], workload)
+        ways[rule.value] = turns_of(exit_entry(workload, rule), engines[rule], workload)
     first = ways[config.rules[0].value]
     first(len(workload.articles))
     for depth in neighbours(first.rounds[0].layers):
         if depth < workload.num_layers:
-            ways[f"{STATIC} {depth}"] = Turns(plain_entry(depth), engines[BatchRule.own], workload)
+            ways[f"{STATIC} {depth}"] = turns_of(plain_entry(depth), engines[BatchRule.own], workload)
     return ways
 
 
@@ -141,8 +141,10 @@ def told_of(full: Any, mine: Any, cross: float | None) -> dict[str, Any]:
     }
 
 
-def of_rounds(config: BreakdownConfig, full: "Turns", mine: "Turns", batch: int) -> dict[str, Any]:
-    """The range of the rounds' clock ratios, the layer ratio's interval over articles, and every round's phases."""
+def of_rounds(config: BreakdownConfig, full: "Turns", mine: "Turns", batch: int, num_layers: int) -> dict[str, Any]:
+    """The median of the rounds' clock ratios, the layer ratio's interval over articles, and every round's phases."""
+    from calm.metrics import with_median
+
     from .breakdown_parts import phases
     from .suitability import spread
 
@@ -150,12 +152,10 @@ def of_rounds(config: BreakdownConfig, full: "Turns", mine: "Turns", batch: int)
     ratios = [sum(b.values()) / sum(a.values()) for a, b in zip(each, base, strict=True)]
     sums = np.array([sum(answer.emission_layers) for answer in mine.answers])
     layers = spread("layers", sums, np.array([len(answer.tokens) for answer in mine.answers]), config)
-    top = mine.workload.num_layers
     return {
-        "clock_ratio_low": min(ratios),
-        "clock_ratio_high": max(ratios),
-        "layer_ratio_low": top / layers["layers_high"],
-        "layer_ratio_high": top / layers["layers_low"],
+        **with_median("clock_ratio", ratios),
+        "layer_ratio_low": num_layers / layers["layers_high"],
+        "layer_ratio_high": num_layers / layers["layers_low"],
         "steps": mine.rounds[-1].steps,
         "tokens": mine.rounds[-1].session.tokens,
         "rounds": each,

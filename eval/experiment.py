@@ -28,7 +28,7 @@ def keep_rows(found: Found, run_dir: Path) -> list[Row]:
 
 
 def draw(experiment: str, summary: Mapping[str, Any], run_dir: Path) -> list[str]:
-    """Names of the files of the figure; none where matplotlib is not installed.
+    """Names of the files of the figure; none where there is nothing to draw, or matplotlib is not installed.
 
     Args:
         experiment: of calm.report_plots.
@@ -38,7 +38,10 @@ def draw(experiment: str, summary: Mapping[str, Any], run_dir: Path) -> list[str
         return []
     from calm.report_plots import draw_panels, panels_of
 
-    figure = draw_panels(panels_of(experiment, summary))[0].figure
+    shown = panels_of(experiment, summary)
+    if not shown:
+        return []
+    figure = draw_panels(shown)[0].figure
     figure.savefig(run_dir / f"{experiment}.png", dpi=150)
     figure.savefig(run_dir / f"{experiment}.pdf", metadata={"CreationDate": None})
     return [f"{experiment}.png", f"{experiment}.pdf"]

@@ -173,8 +173,9 @@ def _in_a_process(name: str, asked: Asked, seconds: float) -> dict[str, Any]:
 
 def _measured(name: str, asked: Asked) -> dict[str, Any]:
     """A part's record, in this process; one that raises says what."""
+    from calm.checkpoint import finite
+
     from .gpu_parts import PARTS
-    from .serving_run import finite
 
     began = time.perf_counter()
     try:

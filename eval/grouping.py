@@ -12,7 +12,7 @@ timed in the engine (``timed``).
 Writes summary.json, rows.parquet and the figure.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ import numpy as np
 
 from calm.cli import program
 from calm.config import DataConfig, Measure
-from calm.cost import CostTable
 from calm.errors import DataError
 from calm.experiment_config import GroupingConfig
 
@@ -162,13 +161,13 @@ def trials(
     """What the predictor is worth, each batch size counted, and of the first row a few timed.
 
     Args:
-        folder: of the ledger; the cost table is kept there.
+        folder: of the ledger; cost tables are kept there.
 
     Raises:
         DataError: the first row asks no confidence, so that it cannot be timed.
     """
     asked = sorted({known.measures for known in articles.known.values() if known.measures}, key=sorted)
-    timed = Timed(config, _served(articles), articles.sources, asked, *_kept(folder / "costs.txt"))
+    timed = Timed(config, _served(articles), articles.sources, asked, folder)
     for name in names:
         known = articles.known[name]
         yield Trial({"part": PREDICTOR, "row": name}, lambda k=known: predictor_of(config, k))  # type: ignore[misc]
@@ -178,7 +177,7 @@ def trials(
             values = {"part": COUNTED, "row": name, "batch": batch}
             yield Trial(
                 values,
-                lambda k=articles.known[name], b=batch: counted(config, k, lambda: timed.prices, b),  # type: ignore[misc]
+                lambda k=articles.known[name], b=batch: counted(config, k, lambda: timed.prices(b), b),  # type: ignore[misc]
             )
     entry = next(row for row in recorded.summary["table1"] if row["row"] == names[0])
     for batch in config.timed_batches:
@@ -210,16 +209,6 @@ def _served(articles: Articles) -> Any:
     from serve.model import served
 
     return served(articles.model, folder=articles.folder)
-
-
-def _kept(path: Path) -> tuple[Callable[[], CostTable | None], Callable[[CostTable], None]]:
-    def read() -> CostTable | None:
-        return CostTable.from_json(path.read_text("utf-8")) if path.is_file() else None
-
-    def write(table: CostTable) -> None:
-        path.write_text(table.to_json(), encoding="utf-8")
-
-    return read, write
 
 
 main = program("grouping", GroupingConfig, run)

@@ -5,15 +5,17 @@ eval/grouping_orders.py counts. Under the row-exact ``own`` its depths are those
 them, and the prediction from records is on trial.
 """
 
+import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Int
 
+from calm.checkpoint import read_json, write_json
 from calm.config import BatchRule, Measure
 from calm.cost import CostTable
 from calm.errors import CalmError, DataError
@@ -39,15 +41,15 @@ class Timed:
     Attributes:
         sources: ids of each article, in the order of the records.
         measures: sets that rows ask at once: what the cost table prices.
-        read, write: where the cost table is kept, so that a resumed run goes on with the same; None: not measured yet.
+        folder: where cost tables are kept, so that a resumed run goes on with the same.
     """
 
     config: GroupingConfig
     model: "ServedModel"
     sources: Sequence[Sequence[int]]
     measures: Sequence[frozenset[Measure]]
-    read: Callable[[], CostTable | None]
-    write: Callable[[CostTable], None]
+    folder: Path
+    _prices: dict[int, Prices] = field(default_factory=dict)
 
     def engine(self, batch: int, rule: BatchRule = BatchRule.own) -> "Engine":
         """Fills all its places before a step, encodes every source anew."""
@@ -59,23 +61,25 @@ class Timed:
             self.model, EngineOptions(rule=rule, runner=self.config.runner, max_waiting=most, **at_once(batch))
         )
 
-    @cached_property
-    def prices(self) -> Prices:
-        """Of an engine of the largest batch, measured once a run."""
+    def prices(self, batch: int) -> Prices:
+        """Of an engine of this batch size, measured once a run: a step of few rows finds other things in the
+        processor's caches than one that was measured after many."""
         import torch
 
         from serve.measure import measure, setting_of
 
-        torch.set_num_threads(self.config.threads)
-        engine = self.engine(max([*self.config.batches, *self.config.timed_batches]))
-        table = self.read()
-        if table is None:
-            if self.config.threads == 1:  # what others have of a busy machine is no price
-                engine.clock.now = time.thread_time
-            lengths = [len(each) for each in self.sources]
-            table = measure(engine, self.config.price_repeats, self.measures, lengths)
-            self.write(table)
-        return Prices(table, setting_of(engine))
+        if batch not in self._prices:
+            torch.set_num_threads(self.config.threads)
+            engine, kept = self.engine(batch), self.folder / f"costs-{batch}.json"
+            if not kept.is_file():
+                if self.config.threads == 1:  # what others have of a busy machine is no price
+                    engine.clock.now = time.thread_time
+                lengths = [len(each) for each in self.sources]
+                table = measure(engine, self.config.price_repeats, self.measures, lengths)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                write_json(kept, json.loads(table.to_json()))
+            self._prices[batch] = Prices(CostTable.from_json(json.dumps(read_json(kept))), setting_of(engine))
+        return self._prices[batch]
 
     def compared(self, known: Known, policy: "Policy", batch: int) -> list[dict[str, Any]]:
         """A record for full depth, static depth, and each order under each rule: timed, and predicted beside.
@@ -89,9 +93,9 @@ class Timed:
         if len(self.sources) < config.timed:
             raise CalmError(f"timed={config.timed}, but there are {len(self.sources)} articles")
         arrived = np.random.default_rng([config.seed, batch, 1]).permutation(len(self.sources))[: config.timed]
-        orders, price = {RANDOM: arrived}, self.prices
+        orders, price = {RANDOM: arrived}, self.prices(batch)
         for name, keys in ((ENCODER, known.keys[ENCODER]), (ORACLE, known.depth)):
-            orders[name] = arrived[windows(keys[arrived], batch * config.pools[0])]
+            orders[name] = arrived[windows(keys[arrived], batch * min(config.pools))]
         depth = static_depth(known)
         runs = [
             Run(self, known, batch, FULL, RANDOM, arrived, Full()),

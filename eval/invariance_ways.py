@@ -112,9 +112,12 @@ def ways_of(
 
 
 def like(artifact: "Artifact", plain: "Artifact", tolerance: float) -> bool:
-    """Whether it certifies the same measure and consistency, and was tested for this tolerance."""
-    tested = any(math.isclose(each.tolerance, tolerance, rel_tol=1e-9) for each in artifact.certificates)
-    return tested and (artifact.measure, artifact.consistency) == (plain.measure, plain.consistency)
+    """Whether it certifies a threshold of the same measure and consistency for this tolerance that skips anything."""
+    fitting = [each for each in artifact.certificates if math.isclose(each.tolerance, tolerance, rel_tol=1e-9)]
+    return any(each.certified_below_one for each in fitting) and (artifact.measure, artifact.consistency) == (
+        plain.measure,
+        plain.consistency,
+    )
 
 
 @dataclass(frozen=True)

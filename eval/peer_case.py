@@ -1,11 +1,11 @@
 """One case measured: the same rows for everyone, parity first, then all contenders in turns."""
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from calm.checkpoint import finite
 from calm.engine_config import PeersConfig
 from calm.errors import CalmError
 
@@ -90,14 +90,7 @@ def timed(
             logger.warning("%s; once more", error)
             continue
         seconds = {name: [(each.few, each.many) for each in row] for name, row in found.samples.items()}
-        return here, Samples(config.few, config.many, seconds), _finite(found.noise.to_json())
-
-
-def _finite(value: Any) -> Any:
-    """As JSON has it: None where a number is none."""
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return here, Samples(config.few, config.many, seconds), finite(found.noise.to_json())
 
 
 def predictions(crew: Crew, entrants: Sequence[Entrant], config: PeersConfig) -> tuple[dict[str, float], str | None]:

@@ -1,7 +1,6 @@
 """The serving run itself, for eval.throughput and eval.latency: measure every cell, write the record, draw."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,7 +148,7 @@ def _kept(
     missing: dict[str, str],
 ) -> dict[str, Any] | None:
     """A cell's record: that of the ledger, or a new one; None where it could not be measured."""
-    from calm.checkpoint import read_json, write_json
+    from calm.checkpoint import finite, read_json, write_json
 
     name = f"{'articles' if source is None else f's{source}'}-b{batch}"
     path = ledger / f"{name}.json"
@@ -191,15 +190,6 @@ def write_samples(path: Path, records: list[dict[str, Any]]) -> None:
     columns = list(dict.fromkeys(column for row in rows for column in row))
     table = pa.table({column: [row.get(column) for row in rows] for column in columns})
     pq.write_table(table, path, compression="zstd")
-
-
-def finite(value: Any) -> Any:
-    """JSON has no NaN: null instead."""
-    if isinstance(value, dict):
-        return {key: finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_summary(path: Path) -> dict[str, Any]:

@@ -1,46 +1,37 @@
 """Is adaptivity worth it? Exits beside fixed depths and beside models that were trained with fewer layers.
 
-    python -m eval.shallow checkpoint=FOLDER shallow=[FOLDER,FOLDER]
+    python -m eval.shallow checkpoint=FOLDER [shallow=[FOLDER,FOLDER]]
 
-Of every way of decoding: ROUGE-L on the same test articles, and what a decode step takes in the same engine and run,
-interleaved. A fixed depth of a model with exits costs nothing to have; a model trained with so many layers needs a
-training of its own (``python -m train checkpoint=FOLDER decoder_layers=4 finetune.loss=final_only``). Exits have
-thresholds of their calibration grid, the certified one among them. Writes summary.json, rows.parquet (with the scores
-of all articles), samples.parquet and the figure.
+Every way of decoding answers the same test articles to their ends: ROUGE-L, and in turns on one engine and machine its
+clock, as eval.batching has it. A fixed depth of a model with exits costs nothing to have; a model of fewer layers needs
+a training of its own (``python -m train checkpoint=FOLDER decoder_layers=4 finetune.loss=final_only``), and one of as
+many layers shows what such a training brings by itself. Exits have thresholds of their calibration grid, the certified
+one among them. Intervals of ROUGE-L are over articles, of clocks over rounds; of each training there is one. Writes
+summary.json, rows.parquet (with the scores of all articles), samples.parquet and the figure.
 """
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calm.cli import program
-from calm.errors import ConfigError, DataError
+from calm.errors import CalibrationError, ConfigError, DataError
 from calm.experiment_config import ShallowConfig
 
 from .common import Stamp, articles_of, asked_of, choose_model, finish, say
 from .experiment import UNFINISHED, draw, say_columns
 from .shallow_ways import EXIT, FULL, Way, engine_of, ways
 from .trials import Ledger, Row, Trial
-from .way_clock import clock_rows
 from .workload import model_dtype
 
 if TYPE_CHECKING:
     from calm.records import Example
     from serve.model import ServedModel
 
-UNIMPORTANT = ("checkpoint", "shallow", "attempts", "allow_noisy")
-SHOWN = (
-    "way",
-    "batch",
-    "rouge_l",
-    "rouge_l_minus_full",
-    "layers",
-    "decode_tokens_ratio",
-    "decode_tokens_ratio_low",
-    "decode_tokens_ratio_high",
-)
+UNIMPORTANT = ("checkpoint", "shallow", "attempts")
+SHOWN = ("way", "batch", "rouge_l", "rouge_l_minus_full", "layers", "decode_tokens_ratio", "tokens_ratio")
+CLOCKS = ("decode_tokens", "tokens")
 
 
 @dataclass(frozen=True)
@@ -48,6 +39,7 @@ class Asked:
     """What every trial needs."""
 
     config: ShallowConfig
+    dtype: str
     ways: list[Way]
     articles: "list[Example]"
 
@@ -58,18 +50,23 @@ def run(config: ShallowConfig, run_dir: Path) -> int:
 
     torch.set_num_threads(config.threads)
     from calm.calibration.identity import code_version, hash_rows
+    from calm.models.folder import load
 
+    dtype = config.dtype or certified_dtype(config, folder)
     folders = [folder, *(choose_model(each) for each in config.shallow)]
-    models = [opened(config, each) for each in folders]
+    models = [opened(dtype, each) for each in folders]
     check_tokenizers(folders, models)
-    corpus, articles = corpus_of(config, folder)
+    corpus, articles = articles_of(config.data, load(folder), config.n)
+    if len(articles) < 2:
+        raise DataError(f"the test split of {corpus} has {len(articles)} articles; two at least are needed")
     told = {
         "models": [None if model.identity is None else model.identity.to_json() for model in models],
         "rows_hash": hash_rows(articles),
+        "dtype": dtype,
         "code": code_version(),
     }
-    asked = Asked(config, ways(config, models[0], models[1:]), articles)
-    say(f"corpus: {corpus}, {len(articles)} articles of the test split; {len(asked.ways)} ways of decoding")
+    asked = Asked(config, dtype, ways(config, dtype, models[0], models[1:]), articles)
+    say(f"corpus: {corpus}, {len(articles)} articles of the test split; {len(asked.ways)} ways of decoding in {dtype}")
     found = Ledger(run_dir, {**asked_of(config, UNIMPORTANT), **told}).run(trials(asked), "shallow", say)
     answered = {row["way"]: row for row in found.rows if row["kind"] == "quality"}
     timed = [row for row in found.rows if row["kind"] == "clock"]
@@ -87,7 +84,7 @@ def run(config: ShallowConfig, run_dir: Path) -> int:
         "tolerance": config.tolerance,
         "noisy": any(row["noisy"] for row in timed),
         "rows": rows,
-        "pairs": pairs(config, asked.ways, answered, rows),
+        "pairs": pairs(config, asked.ways, answered, timed),
         "failed": found.failed,
     }
     summary["figures"] = draw("shallow", summary, run_dir)
@@ -95,25 +92,28 @@ def run(config: ShallowConfig, run_dir: Path) -> int:
     return UNFINISHED if found.failed else 0
 
 
-def opened(config: ShallowConfig, folder: Path) -> "ServedModel":
+def certified_dtype(config: ShallowConfig, folder: Path) -> str:
+    """That in which the engine of this machine has a certified threshold; fp32 where none is."""
+    from calm.calibration import load_artifacts
+
+    from .timed_folder import certified_way
+
+    try:
+        return certified_way(load_artifacts(folder), folder, config.tolerance)[1]
+    except CalibrationError as error:
+        say(f"{error}; decoded in fp32, and nothing is certified")
+        return "fp32"
+
+
+def opened(dtype: str, folder: Path) -> "ServedModel":
     from calm.models.folder import load
     from serve.model import served
 
-    return served(load(folder, dtype=model_dtype(config.dtype)), folder=folder)
-
-
-def corpus_of(config: ShallowConfig, folder: Path) -> "tuple[str, list[Example]]":
-    """Raise DataError where the test split is empty."""
-    from calm.models.folder import load
-
-    corpus, articles = articles_of(config.data, load(folder), config.n)
-    if not articles:
-        raise DataError(f"the test split of {corpus} is empty")
-    return corpus, articles
+    return served(load(folder, dtype=model_dtype(dtype)), folder=folder)
 
 
 def check_tokenizers(folders: Sequence[Path], models: "Sequence[ServedModel]") -> None:
-    """Raise ConfigError where a shallow model reads other tokens: its answers could not be compared token by token."""
+    """Raise ConfigError where another model reads other tokens: its tokens a second could not be compared."""
     for folder, model in zip(folders[1:], models[1:], strict=True):
         own, other = models[0].identity, model.identity
         if own is not None and other is not None and own.tokenizer != other.tokenizer:
@@ -123,7 +123,11 @@ def check_tokenizers(folders: Sequence[Path], models: "Sequence[ServedModel]") -
 def trials(asked: Asked) -> list[Trial]:
     """Quality of every way; then the clocks of a batch size, all ways in turn."""
     quality = [
-        Trial({"kind": "quality", "way": way.name}, lambda w=way: [answered_by(asked, w)])  # type: ignore[misc]
+        Trial(
+            {"kind": "quality", "way": way.name, **way.values()},
+            lambda w=way: [answered_by(asked, w)],  # type: ignore[misc]
+            label=f"quality {way.name}",
+        )
         for way in asked.ways
     ]
     clocks = [
@@ -138,51 +142,54 @@ def answered_by(asked: Asked, way: Way) -> Row:
     from calm.metrics import rouge_l_many
     from serve.decoder import trace_of
 
-    config = asked.config
-    engine = engine_of(config, way, config.batch_size, len(asked.articles))
-    texts = [each.source for each in asked.articles]
-    traces = [trace_of(a) for a in engine.generate(texts, policy=way.policy)]
+    config, count = asked.config, len(asked.articles)
+    engine = engine_of(way.model, config.rule, asked.dtype, config.batch_size, count)
+    traces = [trace_of(each) for each in engine.generate([a.source for a in asked.articles], policy=way.policy)]
     scores = rouge_l_many([t.text for t in traces], [each.target for each in asked.articles])
     layers = [layer for trace in traces for layer in trace.emission_layers]
-    return {
-        **{name: value for name, value in way.values().items() if name != "way"},
-        "layers": sum(layers) / len(layers),
-        "tokens": len(layers),
-        "batch_size": config.batch_size,
-        "scores": [float(score) for score in scores],
-    }
+    return {"layers": sum(layers) / len(layers), "tokens": len(layers), "scores": [float(score) for score in scores]}
 
 
 def timed_at(asked: Asked, batch: int) -> list[Row]:
-    """Every way in turn on one batch of articles, each on an engine of its own model.
+    """Every way in turn over the first articles, each on an engine of its own model.
 
     Raises:
-        CalmError: as clock_rows does.
+        CalmError: the machine stays busy through all attempts and that is not allowed.
     """
-    from .clocks import Contender
+    from .timed_folder import Turns, in_turns, own_clock
 
-    config = asked.config
-    sources = [asked.articles[i % len(asked.articles)].source for i in range(batch)]
-    engines = {id(way.model): engine_of(config, way, batch) for way in asked.ways}
-
-    def contender(way: Way) -> Contender:
-        engine = engines[id(way.model)]
-        return Contender(way.name, lambda n: engine.generate(sources, policy=way.policy, max_tokens=n, ignore_eos=True))
-
-    rows = clock_rows([contender(way) for way in asked.ways], config, f"batch {batch}")
-    runner = engines[id(asked.ways[0].model)].runner_name.value
-    return [{**row, "runner": runner} for row in rows]
+    config, first = asked.config, asked.articles[: asked.config.timed]
+    engines = {
+        id(way.model): own_clock(engine_of(way.model, config.rule, asked.dtype, batch, len(first)), config.threads)
+        for way in asked.ways
+    }
+    sources = {id(way.model): [way.model.to_ids(each.source) for each in first] for way in asked.ways}
+    turns = {way.name: Turns(engines[id(way.model)], sources[id(way.model)], way.policy) for way in asked.ways}
+    noise = in_turns(turns, config).noise
+    return [
+        {
+            "way": name,
+            "runner": each.engine.runner_name.value,
+            "noisy": noise.noisy,
+            "foreign_cpu": noise.foreign,
+            "tokens_per_s": [one.session.tokens_per_s for one in each.rounds],
+            "decode_tokens_per_s": [one.decode_tokens_per_s for one in each.rounds],
+        }
+        for name, each in turns.items()
+    ]
 
 
 def joined(config: ShallowConfig, answered: dict[str, Row], timed: Sequence[Row]) -> list[Row]:
-    """A row for each way and batch size: quality with its interval, difference to full depth, clock."""
+    """A row for each way and batch size: quality, its difference to full depth, clocks over full depth's."""
     import numpy as np
 
     from calm.metrics import with_interval
 
-    if FULL not in answered or not timed:
+    if FULL not in answered:
         return []
-    full, found = np.array(answered[FULL]["scores"]), []
+    full = np.array(answered[FULL]["scores"])
+    base = {row["batch"]: row for row in timed if row["way"] == FULL}
+    found = []
     for clock in timed:
         own = answered.get(clock["way"])
         if own is None:
@@ -192,49 +199,53 @@ def joined(config: ShallowConfig, answered: dict[str, Row], timed: Sequence[Row]
             {
                 **{name: value for name, value in own.items() if name not in ("scores", "kind")},
                 "batch": clock["batch"],
+                "rule": config.rule.value,
                 **with_interval("rouge_l", scores, config.seed, config.bootstrap),
                 **with_interval("rouge_l_minus_full", scores - full, config.seed, config.bootstrap),
-                **{
-                    name: clock[name]
-                    for name in (
-                        "decode_tokens_ratio",
-                        "decode_tokens_ratio_low",
-                        "decode_tokens_ratio_high",
-                        "call_over_full",
-                    )
-                },
-                "step_s": statistics.median(clock["own_s"]),
+                **ratios(clock, base[clock["batch"]]),
             }
         )
     return found
 
 
-def pairs(config: ShallowConfig, asked: Sequence[Way], answered: dict[str, Row], rows: Sequence[Row]) -> list[Row]:
-    """Each exit at its chosen threshold against each way that is not adaptive: paired difference, ratio of clocks."""
+def ratios(mine: Row, other: Row) -> Row:
+    """Of tokens a second, without the encoder and with all, round by round."""
+    from calm.metrics import with_median
+
+    found: Row = {}
+    for clock in CLOCKS:
+        each = [a / b for a, b in zip(mine[f"{clock}_per_s"], other[f"{clock}_per_s"], strict=True)]
+        found |= with_median(f"{clock}_ratio", each)
+    return found
+
+
+def pairs(config: ShallowConfig, asked: Sequence[Way], answered: dict[str, Row], timed: Sequence[Row]) -> list[Row]:
+    """Each exit at its chosen threshold against each way that is not adaptive: paired differences of both kinds."""
     import numpy as np
 
     from calm.metrics import with_interval
 
-    clocks = {(row["way"], row["batch"]): row["decode_tokens_ratio"] for row in rows}
+    clocks = {(row["way"], row["batch"]): row for row in timed}
     exits = [way for way in asked if way.role == EXIT and way.marked and way.name in answered]
     fixed = [way for way in asked if way.role not in (EXIT, FULL) and way.name in answered]
     found = []
     for one in exits:
         for other in fixed:
             gained = np.array(answered[one.name]["scores"]) - np.array(answered[other.name]["scores"])
-            for batch in dict.fromkeys(row["batch"] for row in rows):
+            quality = with_interval("rouge_l_gained", gained, config.seed, config.bootstrap)
+            for batch in dict.fromkeys(row["batch"] for row in timed):
                 found.append(
                     {
-                        "exit": one.name, "fixed": other.name, "role": other.role, "batch": batch,
-                        **with_interval("rouge_l_gained", gained, config.seed, config.bootstrap),
-                        "speed_ratio": clocks[one.name, batch] / clocks[other.name, batch],
+                        "exit": one.name, "measure": one.values()["measure"], "threshold": one.threshold,
+                        "tolerance": one.tolerance, "fixed": other.name, "role": other.role, "depth": other.depth,
+                        "batch": batch, **quality, **ratios(clocks[one.name, batch], clocks[other.name, batch]),
                     }
                 )  # fmt: skip
     return found
 
 
 def keep(run_dir: Path, answered: dict[str, Row], timed: Sequence[Row]) -> None:
-    """``rows.parquet``: every article's score of every way; ``samples.parquet``: every reading of the clock."""
+    """``rows.parquet``: every article's score of every way; ``samples.parquet``: every round of the clock."""
     import pandas as pd
 
     scores = [{"way": name, "scores": row["scores"]} for name, row in answered.items()]

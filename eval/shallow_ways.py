@@ -1,23 +1,24 @@
 """Ways of decoding that eval.shallow compares: full and static depth, exits, and models of fewer layers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from calm.config import Consistency, Measure
+from calm.config import BatchRule, Consistency, Measure
 from calm.engine_config import served_numbers
-from calm.errors import ConfigError
-from calm.experiment_config import ShallowConfig
+from calm.errors import CalibrationError, ConfigError
 
 from .common import say
 
 if TYPE_CHECKING:
     from calm.calibration import Artifact
+    from calm.experiment_config import ShallowConfig
     from calm.policies import Policy
     from serve.engine import Engine
     from serve.model import ServedModel
+    from serve.options import EngineOptions
 
-FULL, STATIC, TRAINED, EXIT = "full", "static", "trained shallow", "exit"
+FULL, STATIC, TRAINED, EXIT = "full", "static", "trained", "exit"
 
 
 @dataclass(frozen=True)
@@ -25,98 +26,118 @@ class Way:
     """One way of decoding.
 
     Attributes:
-        role: full, static, trained shallow, exit.
+        role: full, static, trained (a model of its own, at its full depth), exit.
         depth: decoder layers that every token runs; None of an exit.
         threshold: of an exit, at its measure's schedule.
-        certified: the threshold is certified for the tolerance asked, as it is decoded here.
-        marked: the threshold that calibration chose for the tolerance, certified as decoded here or not.
+        tolerance: that the threshold is certified for, as it is decoded here; None: it is not.
+        marked: the threshold that calibration chose for the tolerance asked, certified as decoded here or not.
     """
 
     name: str
     role: str
-    model: "ServedModel"
-    policy: "Policy"
+    model: "ServedModel" = field(repr=False)
+    policy: "Policy" = field(repr=False)
     depth: int | None = None
     measure: Measure | None = None
-    threshold: float | None = None
-    certified: bool = False
+    threshold: float | list[float] | None = None
+    tolerance: float | None = None
     marked: bool = False
 
     def values(self) -> dict[str, Any]:
         """Columns of its rows."""
         return {
-            "way": self.name,
             "role": self.role,
             "depth": self.depth,
             "measure": None if self.measure is None else self.measure.value,
             "threshold": self.threshold,
-            "certified": self.certified,
+            "tolerance": self.tolerance,
             "marked": self.marked,
         }
 
 
-def ways(config: ShallowConfig, model: "ServedModel", shallow: Sequence["ServedModel"]) -> list[Way]:
-    """Full depth first, then every static depth, the shallow models, exits by measure.
+def ways(config: "ShallowConfig", dtype: str, model: "ServedModel", others: Sequence["ServedModel"]) -> list[Way]:
+    """Full depth first, then every static depth, the other models, exits by measure.
 
     Raises:
-        ConfigError: a shallow model is as deep as the whole one, or two are of one depth.
+        ConfigError: another model is deeper than the first, or two are of one depth.
     """
     from calm.policies import Full, Static
 
     last = model.spec.num_layers
     found = [Way(FULL, FULL, model, Full(), last)]
-    found += [Way(f"static-{depth}", STATIC, model, Static(depth), depth) for depth in range(1, last)]
-    for each in sorted(shallow, key=lambda one: one.spec.num_layers):
+    found += [Way(f"static {depth}", STATIC, model, Static(depth), depth) for depth in range(1, last)]
+    for each in sorted(others, key=lambda one: one.spec.num_layers):
         depth = each.spec.num_layers
-        if depth >= last or any(way.name == f"trained-{depth}" for way in found):
+        if depth > last or any(way.name == f"trained {depth}" for way in found):
             raise ConfigError(f"shallow: a model of {depth} decoder layers beside one of {last}; give each depth once")
-        found.append(Way(f"trained-{depth}", TRAINED, each, Full(), depth))
+        found.append(Way(f"trained {depth}", TRAINED, each, Full(), depth))
     for measure in config.measures:
-        found += _exits(config, model, measure)
+        found += _exits(config, dtype, model, measure)
     return found
 
 
-def _exits(config: ShallowConfig, model: "ServedModel", measure: Measure) -> list[Way]:
+def artifact_of(model: "ServedModel", measure: Measure, dtype: str) -> "tuple[Artifact, bool] | None":
+    """The calibration of a measure that stands for how it is decoded, and whether it was made so; None: there is none.
+
+    Of several that were made otherwise (other numbers, a thinner head) the full head's fp32 one comes first.
+    """
     from calm.calibration.artifact import served_as
     from serve.backend import decoding_identity
-    from serve.options import EngineOptions
 
-    identity = decoding_identity(model, EngineOptions(weights=served_numbers(config.dtype)[1]))
-    there = [a for a in model.artifacts if (a.measure, a.consistency) == (measure, Consistency.risk)]
+    there = [each for each in model.artifacts if (each.measure, each.consistency) == (measure, Consistency.risk)]
+    identity = decoding_identity(model, options_of(BatchRule.own, dtype, 1, 1))
     there = there if identity is None else served_as(there, identity)
     if not there:
+        return None
+    plain = [each for each in there if each.identity.head == "full"]
+    best = (plain or there)[0]
+    return best, identity is not None and not best.identity.differences(identity)
+
+
+def _exits(config: "ShallowConfig", dtype: str, model: "ServedModel", measure: Measure) -> list[Way]:
+    from calm.calibration.grid import point_to_json
+
+    found = artifact_of(model, measure, dtype)
+    if found is None:
         say(f"{measure.value}: this model has no calibration of it, so it is left out")
         return []
-    artifact = there[0]
-    exact = identity is not None and not artifact.identity.differences(identity)
+    artifact, exact = found
     try:
-        chosen = artifact.threshold_for(config.tolerance)
-    except ConfigError:
-        chosen = 1.0
+        certificate = artifact.certificate(config.tolerance)
+        chosen = certificate.threshold if certificate.certified_below_one else None
+    except CalibrationError as error:
+        say(f"{measure.value}: {error}")
+        chosen = None
     return [
         Way(
-            f"{measure.value}@{threshold:.3g}", EXIT, model, artifact.policy(threshold), None, measure,
-            threshold, exact and threshold == chosen, threshold == chosen,
+            f"{measure.value} {place}", EXIT, model, artifact.policy(point), None, measure,
+            point_to_json(point), config.tolerance if exact and point == chosen else None, point == chosen,
         )
-        for threshold in thresholds(artifact, chosen, config.points)
+        for place, point in thresholds(artifact, chosen, config.points).items()
     ]  # fmt: skip
 
 
-def thresholds(artifact: "Artifact", chosen: Any, points: int) -> list[float]:
-    """So many of the grid, spread evenly over its share below 1, and the chosen one, descending; no per-layer ones."""
-    below = [each for each in artifact.grid if isinstance(each, float) and each < 1.0]
-    kept = {below[round(i * (len(below) - 1) / max(1, points - 1))] for i in range(points)} if below else set()
-    if isinstance(chosen, float) and chosen < 1.0:
-        kept.add(chosen)
-    return sorted(kept, reverse=True)
+def thresholds(artifact: "Artifact", chosen: Any, points: int) -> dict[int, Any]:
+    """So many of the grid, spread evenly over what lets a token leave, and the chosen one, by their place in it."""
+    below = [place for place, point in enumerate(artifact.grid) if any(each < 1.0 for each in _listed(point))]
+    kept = {below[round(i * (len(below) - 1) / max(1, points - 1))] for i in range(points)} if below else set[int]()
+    return {place: artifact.grid[place] for place in below if place in kept or artifact.grid[place] == chosen}
 
 
-def engine_of(config: ShallowConfig, way: Way, most: int, waiting: int = 0) -> "Engine":
-    """An engine that takes ``most`` rows up before its first step, and so many requests at once."""
-    from serve.engine import Engine
+def _listed(point: Any) -> list[float]:
+    """A threshold's values: one, or one a layer."""
+    return [point] if isinstance(point, float | int) else list(point)
+
+
+def options_of(rule: BatchRule, dtype: str, most: int, waiting: int) -> "EngineOptions":
+    """Of an engine that takes ``most`` rows up before its first step, and so many requests at once."""
     from serve.options import EngineOptions, at_once
 
-    options = EngineOptions(
-        rule=config.rule, weights=served_numbers(config.dtype)[1], max_waiting=max(most, waiting), **at_once(most)
-    )
-    return Engine(way.model, options)
+    weights = served_numbers(dtype)[1]
+    return EngineOptions(rule=rule, weights=weights, max_waiting=max(most, waiting), **at_once(most))
+
+
+def engine_of(model: "ServedModel", rule: BatchRule, dtype: str, most: int, waiting: int) -> "Engine":
+    from serve.engine import Engine
+
+    return Engine(model, options_of(rule, dtype, most, waiting))

@@ -6,11 +6,13 @@ Batches of articles are drawn, their rows begin together, and nobody takes the p
 position the rows that still run stop where the rule says: ``sync`` where the last one crosses (Algorithm 1 of arXiv
 2407.20272), ``quantile`` where a share of them has crossed; ``own`` is each row's own crossing, which the row-exact
 rules keep. Mixtures are of hard rows (the half of the articles whose tokens cross latest) and easy ones. Intervals are
-over the draws. Writes summary.json, rows.parquet and the figure.
+over the draws. At a few batch sizes the engine decodes ``sync`` and ``lockstep`` (eval/slowest_row_decoded.py).
+Writes summary.json, rows.parquet and the figure.
 """
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +29,14 @@ from .recorded import Recorded, read_records
 from .trials import Ledger, Trial
 
 OWN, SYNC = "own", "sync"
-SHOWN = ("row", "batch", "rule", "layers", "stops_early", "involuntary")
+SHOWN = ("row", "batch", "rule", "decoded", "layers", "stops_early", "involuntary")
 
 
 def run(config: SlowestRowConfig, run_dir: Path) -> int:
     stamp, recorded = Stamp("eval.slowest_row", config), read_records(config.records)
     asked = {**plain(config), "records": recorded.summary["started"]}
-    found = Ledger(run_dir, asked).run(list(trials(config, recorded)), "slowest row", say)
+    todo = [*trials(config, recorded), *decoded_trials(config, recorded)]
+    found = Ledger(run_dir, asked).run(todo, "slowest row", say)
     rows = keep_rows(found, run_dir)
     say_columns([row for row in rows if row["hard_share"] is None], SHOWN, digits=3)
     summary = {
@@ -61,6 +64,21 @@ def trials(config: SlowestRowConfig, recorded: Recorded) -> Iterator[Trial]:
             yield Trial(values, lambda n=name, b=batch, s=share: waiting(config, recorded, n, b, s))  # type: ignore[misc]
 
 
+def decoded_trials(config: SlowestRowConfig, recorded: Recorded) -> Iterator[Trial]:
+    """The rules under which rows wait, decoded; none where the recorded model is not there."""
+    from .slowest_row_decoded import RULES, Decoded
+
+    decoded = Decoded(config, recorded)
+    if not config.decoded or decoded.folder is None:
+        return
+    for name in recorded.chosen(config.rows):
+        for batch in config.decoded:
+            for rule in RULES:
+                values = {"row": name, "batch": batch, "hard_share": None}
+                measure = partial(decoded.row, name, batch, rule)
+                yield Trial(values, lambda m=measure: [m()], f"decoded {name} {batch} {rule.value}")  # type: ignore[misc]
+
+
 def waiting(
     config: SlowestRowConfig, recorded: Recorded, name: str, batch: int, hard_share: float | None
 ) -> list[dict[str, Any]]:
@@ -73,7 +91,11 @@ def waiting(
     draw = np.random.default_rng([config.seed, batch, round(1000 * (hard_share or 0)), hard_share is not None])
     groups = drawn(crossing, batch, hard_share, config.draws, draw)
     rules = {OWN: None, SYNC: 1.0, **{f"quantile {share:g}": share for share in config.quantiles}}
-    return [{"rule": rule, **stopping(crossing[groups], share, recorded.num_layers)} for rule, share in rules.items()]
+    drawn_groups = crossing[groups]
+    return [
+        {"rule": rule, "decoded": False, **stopping(drawn_groups, share, recorded.num_layers)}
+        for rule, share in rules.items()
+    ]
 
 
 def drawn(

@@ -124,7 +124,7 @@ def _point(measured: Measured, answers: Answers) -> Row:
     tested = measured.tested(answers)
     return {
         **measured.intervals("rouge_l", tested.rouge_l),
-        **measured.intervals("less_full", tested.rouge_l - measured.tested(measured.full).rouge_l),
+        **measured.intervals("rouge_l_minus_full", tested.rouge_l - measured.tested(measured.full).rouge_l),
         **measured.intervals("layers_skipped", tested.skipped(measured.num_layers)),
     }
 

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +20,7 @@ from .workload import LIVE, Entry, Workload, engine_options, folder_workload
 
 if TYPE_CHECKING:
     from calm.calibration import Artifact
+    from calm.policies import Policy
     from serve.accounting import StepRecord
     from serve.engine import Engine
     from serve.requests import Answer
@@ -26,7 +28,16 @@ if TYPE_CHECKING:
 FOREMOST = ("int8", *(each for each in SERVED_DTYPES if each != "int8"))  # dtype that is taken where several fit
 
 
-class Timed(Protocol):
+class Rounds(Protocol):
+    """Of a config: how often ways take turns."""
+
+    repeats: int
+    warmups: int
+    attempts: int
+    allow_noisy: bool
+
+
+class Timed(Rounds, Protocol):
     """Settings that programs which time a folder's articles have in common."""
 
     checkpoint: str | None
@@ -36,10 +47,6 @@ class Timed(Protocol):
     measure: Measure | None
     dtype: str | None
     threads: int
-    repeats: int
-    warmups: int
-    attempts: int
-    allow_noisy: bool
     seed: int
 
 
@@ -56,14 +63,16 @@ def open_timed(config: Timed) -> Workload:
 
     torch.set_num_threads(config.threads)
     folder = choose_model(config.checkpoint)
-    measure, dtype = certified_way(load_artifacts(folder), config, folder)
+    measure, dtype = certified_way(load_artifacts(folder), folder, config.tolerance, config.measure, config.dtype)
     workload = folder_workload(serving_config(config, measure, dtype), folder)
     if not workload.articles:
         raise DataError(f"the test split of {workload.about['corpus']} is empty")
     for line in workload.notes:
         say(f"note: {line}")
     threshold = workload.about["thresholds"][measure.value]["threshold"]
-    say(f"{measure.value} in {dtype} at threshold {threshold}, certified for tolerance {config.tolerance:g}")
+    certified = workload.about["thresholds"][measure.value]["certified_for"]
+    word = "not certified as it is decoded here" if certified is None else f"certified for tolerance {certified:g}"
+    say(f"{measure.value} in {dtype} at threshold {threshold}, {word}")
     workload.about |= {"measure": measure.value, "dtype": dtype}
     return workload
 
@@ -76,26 +85,32 @@ def serving_config(config: Timed, measure: Measure, dtype: str) -> ServingConfig
     )  # fmt: skip
 
 
-def certified_way(artifacts: "Sequence[Artifact]", config: Timed, folder: Path) -> tuple[Measure, str]:
+def certified_way(
+    artifacts: "Sequence[Artifact]",
+    folder: Path,
+    tolerance: float,
+    measure: Measure | None = None,
+    dtype: str | None = None,
+) -> tuple[Measure, str]:
     """Measure and dtype for which this machine's engine has a threshold below 1: those asked for; without a measure the
     one that dev picked, without a dtype int8 before fp32 before bf16.
 
     Raises:
         CalibrationError: there is none.
     """
-    for dtype in [config.dtype] if config.dtype else FOREMOST:
+    for numbers in [dtype] if dtype else FOREMOST:
         fitting = [
             each
             for each in artifacts
-            if _fits(each, dtype)
-            and config.measure in (None, each.measure)
-            and any(c.tolerance == config.tolerance and c.certified_below_one for c in each.certificates)
+            if _fits(each, numbers)
+            and measure in (None, each.measure)
+            and any(isclose(c.tolerance, tolerance) and c.certified_below_one for c in each.certificates)
         ]
         if fitting:
-            return next((each for each in fitting if each.picked(config.tolerance)), fitting[0]).measure, dtype
-    asked = " ".join([config.measure.value if config.measure else "any measure", *filter(None, [config.dtype])])
+            return next((each for each in fitting if each.picked(tolerance)), fitting[0]).measure, numbers
+    asked = " ".join([measure.value if measure else "any measure", *filter(None, [dtype])])
     raise CalibrationError(
-        f"{folder}: nothing below 1 is certified for risk tolerance {config.tolerance:g} ({asked}) as it is decoded "
+        f"{folder}: nothing below 1 is certified for risk tolerance {tolerance:g} ({asked}) as it is decoded "
         "here; run python -m eval.calibrate, or give another tolerance=, measure= or dtype="
     )
 
@@ -128,11 +143,12 @@ def plain_entry(depth: int | None = None) -> Entry:
 
 
 def timed_engine(workload: Workload, most: int, threads: int, **asked: Any) -> "Engine":
-    """An engine whose own clock leaves out what others took of the processor, where one thread works.
+    """``asked``: of ``Workload.engine``."""
+    return own_clock(workload.engine(most, **asked), threads)
 
-    ``asked``: of ``Workload.engine``.
-    """
-    engine = workload.engine(most, **asked)
+
+def own_clock(engine: "Engine", threads: int) -> "Engine":
+    """The engine, whose own clock leaves out what others took of the processor, where one thread works."""
     if threads == 1:
         engine.clock.now = time.thread_time
     return engine
@@ -186,26 +202,30 @@ def round_of(answers: "Sequence[Answer]", records: "Sequence[StepRecord]") -> Ro
 
 @dataclass
 class Turns:
-    """A way of decoding on its engine; answers the first ``n`` articles and remembers what all of them brought."""
+    """A way of decoding on its engine; answers the first ``n`` sources and remembers what all of them brought."""
 
-    entry: Entry
     engine: "Engine"
-    workload: Workload
+    sources: Sequence[list[int]]
+    policy: "Policy"
     rounds: list[Round] = field(default_factory=list)
     answers: "list[Answer]" = field(default_factory=list)
 
     def __call__(self, n: int) -> None:
-        articles, to_ids = self.workload.articles, self.workload.model.to_ids
         history: deque[StepRecord] = deque()  # the engine's own forgets after 4096 steps
         self.engine.clock.history = history
-        policy = self.workload.policy(self.entry, [])
-        answers = self.engine.generate([to_ids(each.source) for each in articles[:n]], policy=policy)
-        if n == len(articles):
+        answers = self.engine.generate(self.sources[:n], policy=self.policy)
+        if n == len(self.sources):
             self.answers = answers
             self.rounds.append(round_of(answers, history))
 
 
-def in_turns(ways: Mapping[str, Turns], config: Timed) -> Paired:
+def turns_of(entry: Entry, engine: "Engine", workload: Workload) -> Turns:
+    """An entry of a folder's workload, over its articles."""
+    sources = [workload.model.to_ids(each.source) for each in workload.articles]
+    return Turns(engine, sources, workload.policy(entry, []))
+
+
+def in_turns(ways: Mapping[str, Turns], config: Rounds) -> Paired:
     """Every way answers all articles, in turn, the first of them twice in a round; leaves each its counted rounds.
 
     ``few`` and ``many`` of the clock are articles here, one and all.
@@ -214,7 +234,8 @@ def in_turns(ways: Mapping[str, Turns], config: Timed) -> Paired:
         CalmError: the machine stays noisy through all attempts and that is not allowed.
         DataError: there is one article only.
     """
-    first, everything = next(iter(ways.values())), len(next(iter(ways.values())).workload.articles)
+    first = next(iter(ways.values()))
+    everything = len(first.sources)
     if everything < 2:
         raise DataError("one article cannot be timed; give n=2 or more")
     found: Paired | None = None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from calm.calibration.identity import hash_json
-from calm.checkpoint import read_json, write_json
+from calm.checkpoint import finite, read_json, write_json
 from calm.errors import CalmError
 from calm.progress import Progress
 
@@ -35,15 +35,17 @@ class Trial:
     Attributes:
         values: what it is; columns of all its rows.
         measure: its rows, each without those columns.
+        label: its name, where the values make a long one.
     """
 
     values: Mapping[str, Any]
     measure: Callable[[], Sequence[Mapping[str, Any]]] = field(compare=False, repr=False)
+    label: str = ""
 
     @property
     def name(self) -> str:
         """For people, and as a file."""
-        said = "-".join(f"{value:g}" if isinstance(value, float) else str(value) for value in self.values.values())
+        said = self.label or "-".join(map(str, self.values.values()))
         return "".join(letter if letter.isalnum() or letter in "-._=" else "_" for letter in said)
 
 
@@ -66,7 +68,13 @@ class Ledger:
         self.folder = run_dir / "trials" / hash_json(dict(asked))[:12]
 
     def run(self, trials: Sequence[Trial], title: str, say: Callable[[str], None]) -> Found:
-        """Every trial that is not done yet, in order; one that raises CalmError fails alone."""
+        """Every trial that is not done yet, in order; one that raises CalmError fails alone.
+
+        Raises:
+            ValueError: two trials have one name.
+        """
+        if len({trial.name for trial in trials}) < len(trials):
+            raise ValueError(f"{title}: two trials have one name")
         found, todo = Found(), [trial for trial in trials if self.kept(trial) is None]
         self.folder.mkdir(parents=True, exist_ok=True)
         with Progress(len(todo), title, unit="trial") as bar:
@@ -94,7 +102,7 @@ class Ledger:
         record: Row = {"state": State.running.value, "trial": dict(trial.values)}
         write_json(path, record)
         try:
-            rows = [dict(row) for row in trial.measure()]
+            rows = finite([dict(row) for row in trial.measure()])
         except CalmError as error:
             say(f"{trial.name}: failed: {error}")
             write_json(path, {**record, "state": State.failed.value, "why": str(error)})

@@ -41,24 +41,24 @@ class Curve:
     def depth_at(self, quality: float, which: Any = slice(None)) -> float:
         """Layers at which the curve, coming from full depth, first falls below a mean ROUGE-L; between points linear.
 
-        Full depth where it is below from the start; the shallowest point where it never falls below.
+        NaN where full depth is below from the start, and where the curve never falls below: no threshold of the grid
+        tells how many layers that quality needs.
         """
         depth, score = self.depths(which), self.scores[:, which].mean(axis=1)
         below = np.flatnonzero(score < quality)
-        if not len(below):
-            return float(depth[-1])
+        if not len(below) or below[0] == 0:
+            return float("nan")
         first = int(below[0])
-        if first == 0:
-            return float(depth[0])
         share = (score[first - 1] - quality) / (score[first - 1] - score[first])
         return float(depth[first - 1] + share * (depth[first] - depth[first - 1]))
 
 
-def at_equal_quality(plain: Curve, other: Curve, close: float, seed: int, resamples: int) -> dict[str, float]:
+def at_equal_quality(plain: Curve, other: Curve, close: float, seed: int, resamples: int) -> dict[str, float | None]:
     """Layers of both where ROUGE-L is ``close`` below the plain model's full depth, and their difference.
 
     Intervals are 95 %, over articles: each resample asks both models the same ones, and moves the quality asked with
-    the plain model's full depth.
+    the plain model's full depth. None where one of them has no such point; an interval is of the resamples that have,
+    and left out where these are less than 95 % (``reached``).
     """
     generator = np.random.default_rng(seed)
     articles = plain.scores.shape[1]
@@ -69,10 +69,12 @@ def at_equal_quality(plain: Curve, other: Curve, close: float, seed: int, resamp
 
     own, theirs = both(slice(None))
     again = np.array([both(generator.integers(0, articles, articles)) for _ in range(resamples)])
-    found = {"plain_layers": own, "layers": theirs, "fewer": own - theirs}
-    for name, values in (
-        ("plain_layers", again[:, 0]), ("layers", again[:, 1]), ("fewer", again[:, 0] - again[:, 1])
-    ):  # fmt: skip
-        low, high = np.quantile(values, [0.025, 0.975])
-        found |= {f"{name}_low": float(low), f"{name}_high": float(high)}
+    apart = again[:, 0] - again[:, 1]
+    found: dict[str, float | None] = {"reached": float(np.isfinite(apart).mean())}
+    spreads = (("plain_layers", own, again[:, 0]), ("layers", theirs, again[:, 1]), ("fewer", own - theirs, apart))
+    for name, middle, values in spreads:
+        kept = values[np.isfinite(values)]
+        known = np.isfinite(middle) and len(kept) >= 0.95 * resamples
+        ends = [float(end) for end in np.quantile(kept, [0.025, 0.975])] if known else [None, None]
+        found |= {name: float(middle) if np.isfinite(middle) else None, f"{name}_low": ends[0], f"{name}_high": ends[1]}
     return found

@@ -1,6 +1,6 @@
 """Settings of eval.backfill."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..config import INF, DataConfig, Device, Measure, check_range
 
@@ -16,6 +16,8 @@ class BackfillConfig:
     measure: Measure | None = None  # None: the one that dev picked
     least: int = 20  # articles that an average needs: positions and depths with fewer are left out
     batch_size: int = 64
+    clock_batches: list[int] = field(default_factory=lambda: [1, 8, 32])  # at which filling is timed; [] times nothing
+    clock_repeats: int = 15  # of which a time is the median
     device: Device = Device.auto
     bootstrap: int = 1_000
     seed: int = 0
@@ -24,6 +26,6 @@ class BackfillConfig:
         if self.n is not None:
             check_range("n", self.n, 1, INF)
         check_range("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
-        for name in ("least", "batch_size", "bootstrap"):
+        for name in ("least", "batch_size", "bootstrap", "clock_repeats"):
             check_range(name, getattr(self, name), 1, INF)
         check_range("seed", self.seed, 0, 2**32 - 1)

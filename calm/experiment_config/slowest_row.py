@@ -16,6 +16,9 @@ class SlowestRowConfig:
     hard_shares: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0])
     mixed_batches: list[int] = field(default_factory=lambda: [8, 32])  # at which mixtures are drawn
     draws: int = 300  # batches of each size
+    decoded: list[int] = field(default_factory=lambda: [8, 32])  # batches that the engine decodes; [] decodes nothing
+    n: int = 320  # articles that it decodes
+    bootstrap: int = 1_000
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -28,5 +31,9 @@ class SlowestRowConfig:
             check_range("quantiles", share, 0, 1, open_low=True)
         for share in self.hard_shares:
             check_range("hard_shares", share, 0, 1)
+        for rows in self.decoded:
+            check_range("decoded", rows, 1, INF)
+        for name in ("n", "bootstrap"):
+            check_range(name, getattr(self, name), 1, INF)
         check_range("draws", self.draws, 2, INF)
         check_range("seed", self.seed, 0, 2**32 - 1)

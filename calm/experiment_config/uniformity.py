@@ -19,11 +19,10 @@ class UniformityRunConfig:
     batches: list[int] = field(default_factory=lambda: [8, 32])
     close: float = 0.01  # ROUGE-L below the plain model's full depth at which models are compared
     dtype: str = "fp32"  # fp32, bf16, int8 (native runner)
-    few: int = 2  # tokens; a decode step is what the tokens from few to many take
-    many: int = 20
-    repeats: int = 9
+    timed: int = 160  # of the articles, answered to their ends in turns
+    repeats: int = 6  # rounds, of which medians are taken
     warmups: int = 1
-    attempts: int = 3  # at a batch size whose clocks are disturbed
+    attempts: int = 2  # at a batch size whose clocks are disturbed
     threads: int = 1
     allow_noisy: bool = False
     bootstrap: int = 1_000
@@ -39,8 +38,8 @@ class UniformityRunConfig:
             check_range("n", self.n, 1, INF)
         check_range("close", self.close, 0, 1)
         check_range("points", self.points, 2, INF)
-        for name in ("few", "repeats", "attempts", "threads", "bootstrap"):
+        check_range("timed", self.timed, 2, INF)
+        for name in ("repeats", "attempts", "threads", "bootstrap"):
             check_range(name, getattr(self, name), 1, INF)
-        check_range("many", self.many, self.few + 1, INF)
         check_range("warmups", self.warmups, 0, INF)
         check_range("seed", self.seed, 0, 2**32 - 1)

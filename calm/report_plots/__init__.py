@@ -40,8 +40,9 @@ ROWS = {"suitability": "layers"}  # where a summary does not call what is drawn 
 
 
 def panels_of(experiment: str, summary: Mapping[str, Any]) -> list[Panel]:
-    """What the figure of an experiment shows, from its summary.json alone."""
-    return FIGURES[experiment](pd.DataFrame(summary[ROWS.get(experiment, "rows")]), summary)
+    """What the figure of an experiment shows, from its summary.json alone; nothing where that has no rows."""
+    rows = pd.DataFrame(summary[ROWS.get(experiment, "rows")])
+    return [] if rows.empty else FIGURES[experiment](rows, summary)
 
 
 __all__ = ["FIGURES", "Panel", "draw_panels", "interactive", "panels_of"]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from .panels import MARKERS, Level, Panel, Series
+from .panels import MARKERS, PALETTE, Level, Panel, Series
 
 FILLS = {
     "full": ("#000000", "full depth"),
@@ -24,12 +24,14 @@ def backfill_panels(df: pd.DataFrame, about: Mapping[str, Any]) -> list[Panel]:
     Args:
         df: rows of eval.backfill, told apart by kind: ``quality`` has variant, rouge_l and its interval; ``position``
             variant, position, equal and its interval; ``error`` variant, cache, skipped, key, value and intervals
-            (``alone``: over a true cache).
+            (``alone``: over a true cache); ``clock``, which may be missing, batch, skipped, of_true.
     """
+    clock = df[df["kind"] == "clock"]
     return [
         _quality(df[df["kind"] == "quality"]),
         _agreement(df[(df["kind"] == "position") & (df["variant"] != "full")]),
         _errors(df[df["kind"] == "error"]),
+        *([] if clock.empty else [_clock(clock)]),
     ]
 
 
@@ -82,4 +84,17 @@ def _errors(df: pd.DataFrame) -> Panel:
     return Panel(
         "keys (solid) and values (dashed)", "layers above the exit", "|written - true| / |true|, 95 % interval", series,
         [Level("true", 0, color=FILLS["true"][0])], y_range=(-0.05, 1.9), legend="upper left", columns=2,
+    )  # fmt: skip
+
+
+def _clock(df: pd.DataFrame) -> Panel:
+    series = []
+    for number, (batch, part) in enumerate(df.groupby("batch")):
+        points = part.sort_values("skipped")
+        share = [100 * each for each in points["of_true"]]
+        color, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
+        series.append(Series(f"batch {batch:g}", list(points["skipped"]), share, color=color, marker=marker))
+    return Panel(
+        "time of project", "layers above the exit", "of running these layers (%), median", series,
+        [Level("true: the layers run", 100)], y_range=(0, 135), legend="upper left", columns=3,
     )  # fmt: skip

@@ -86,6 +86,13 @@ def _way(way: str, part: pd.DataFrame, value: str) -> Series:
     )
 
 
+def _worth(told: Any) -> str:
+    """R² with its interval; nothing where all depths are one, or all predictions."""
+    if pd.isna(told["r2"]):
+        return ""
+    return f", R² {told['r2']:.2f} [{told['r2_low']:.2f}, {told['r2_high']:.2f}]"
+
+
 def _told(df: pd.DataFrame, name: str, about: Mapping[str, Any]) -> list[Panel]:
     part = df[(df["row"] == name) & (df["part"] == "bins")]
     if part.empty:
@@ -100,7 +107,7 @@ def _told(df: pd.DataFrame, name: str, about: Mapping[str, Any]) -> list[Panel]:
     same = Series("as predicted", ends, ends, color="#7f7f7f", line="--", marker="")
     return [
         Panel(
-            f"{name}: told by the encoder, R² {told['r2']:.2f} [{told['r2_low']:.2f}, {told['r2_high']:.2f}]",
+            f"{name}: told by the encoder" + _worth(told),
             "predicted mean depth of an answer (layers)",
             "true mean depth (layers), mean and 95 % interval",
             [bins, same],

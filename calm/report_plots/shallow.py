@@ -8,43 +8,46 @@ import pandas as pd
 from ..plotting import color_of, marker_of
 from .panels import Level, Panel, Series
 
-FIXED = {"static": ("#7f7f7f", "X"), "trained shallow": ("#cc79a7", "D")}  # colour and marker of what is not adaptive
+FIXED = {  # what is not adaptive: name, colour, marker
+    "static": ("static depth", "#7f7f7f", "X"),
+    "trained": ("trained with so many layers", "#cc79a7", "D"),
+}
 
 
 def shallow_panels(df: pd.DataFrame, about: Mapping[str, Any]) -> list[Panel]:
     """Quality against the clock, a panel for each batch size.
 
     Args:
-        df: columns way, role (full, static, trained shallow, exit), depth, measure, threshold, marked, batch, rouge_l,
-            decode_tokens_ratio and the intervals of both.
+        df: columns way, role (full, static, trained, exit), depth, measure, threshold, marked, batch; rouge_l and
+            decode_tokens_ratio with their intervals.
         about: tolerance.
     """
     return [_panel(part, int(batch), float(about["tolerance"])) for batch, part in df.groupby("batch")]
 
 
 def _panel(df: pd.DataFrame, batch: int, tolerance: float) -> Panel:
-    full = df[df["role"] == "full"].iloc[0]
+    levels = [Level("full depth", 1.0, upright=True, color="#000000")]
+    for full in df[df["role"] == "full"].to_dict("records"):
+        levels.append(Level("full depth", full["rouge_l"], full["rouge_l_low"], full["rouge_l_high"], color="#000000"))
     series = []
-    for role, (color, marker) in FIXED.items():
+    for role, (name, color, marker) in FIXED.items():
         part = df[df["role"] == role].sort_values("depth")
         if not part.empty:
             depths = [f"{depth:g}" for depth in part["depth"]]
-            series.append(_points(role, part, color=color, marker=marker, text=depths))
-    exits = df[df["role"] == "exit"]
-    for measure, part in exits.groupby("measure", sort=False):
-        part, color, marker = part.sort_values("decode_tokens_ratio"), color_of(str(measure)), marker_of(str(measure))
-        clock, quality = list(part["decode_tokens_ratio"]), list(part["rouge_l"])
-        series.append(Series(f"exits by {measure}", clock, quality, color=color, marker=marker))
+            series.append(_points(name, part, color=color, marker=marker, text=depths))
+    for measure, part in df[df["role"] == "exit"].groupby("measure", sort=False):
+        color, marker = color_of(str(measure)), marker_of(str(measure))
+        part = part.sort_values("decode_tokens_ratio")
+        clock, quality, low, high = (
+            list(part[name]) for name in ("decode_tokens_ratio", "rouge_l", "rouge_l_low", "rouge_l_high")
+        )
+        series.append(Series(f"exits by {measure}", clock, quality, low, high, color=color, marker=marker, hollow=True))
         chosen = part[part["marked"].astype(bool)]
         if not chosen.empty:
             series.append(_points(f"{measure}, risk {tolerance:g}", chosen, color=color, marker=marker))
-    levels = [
-        Level("full depth", full["rouge_l"], full["rouge_l_low"], full["rouge_l_high"], color="#000000"),
-        Level("full depth", 1.0, upright=True, color="#000000"),
-    ]
     return Panel(
-        f"batch {batch}", "decode steps by time, over full depth's", "ROUGE-L to the reference, 95 % interval", series,
-        levels, legend="lower left",
+        f"batch {batch}", "tokens/s of decoding, over full depth's", "ROUGE-L to the reference, 95 % interval",
+        series, levels, legend="lower left",
     )  # fmt: skip
 
 

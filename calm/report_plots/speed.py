@@ -1,11 +1,11 @@
 """Figure of measured speed beside quality: exits, depths fixed for every token, and full depth of the same engine."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
-from scipy.stats import binom
 
+from ..metrics import median_interval
 from ..plotting import color_of
 from .panels import BASELINE, Level, Panel, Series
 
@@ -77,10 +77,3 @@ def ratios(samples: pd.DataFrame, clock: str, against: str = "full") -> pd.DataF
         .reset_index()
     )
     return found
-
-
-def median_interval(values: Iterable[Any]) -> tuple[float, float]:
-    """Order statistics between which the median of the distribution lies with probability .95 at least, from six on."""
-    ordered = sorted(map(float, values))
-    outside = max(0, int(binom.ppf(0.025, len(ordered), 0.5)) - 1)  # values left out at each end
-    return ordered[outside], ordered[-1 - outside]

@@ -13,7 +13,7 @@ SCHEDULES = {"constant": "-", "decaying": "--", "decaying_released": ":"}
 CURVE = ["measure", "schedule", "head"]
 QUALITY = {
     "rouge_l": "ROUGE-L to the reference, 95 % interval",
-    "less_full": "ROUGE-L less full depth's, 95 % interval",
+    "rouge_l_minus_full": "ROUGE-L less full depth's, 95 % interval",
 }
 
 
@@ -25,8 +25,8 @@ def thresholds_panels(df: pd.DataFrame, about: Mapping[str, Any]) -> list[Panel]
 
     Args:
         df: rows of eval.thresholds, told apart by kind: ``full`` and ``static`` (layer), ``curve`` (measure, schedule,
-            head), ``certified`` (the same and tolerance), each with rouge_l, less_full and layers_skipped (0..1) and
-            their _low and _high; ``splits`` (curve, tolerance, splits, held, below_one).
+            head), ``certified`` (the same and tolerance), each with rouge_l, rouge_l_minus_full and layers_skipped
+            (0..1) and their _low and _high; ``splits`` (curve, tolerance, splits, held, below_one).
         about: error_prob.
     """
     curves = df[df["kind"] == "curve"].drop_duplicates(CURVE)[CURVE]
@@ -48,7 +48,9 @@ def _named(curves: pd.DataFrame) -> list[dict[str, str]]:
     return [{name: str(row[name]) for name in CURVE} for row in curves.to_dict("records")]
 
 
-def _pareto(title: str, df: pd.DataFrame, curves: list[tuple[dict[str, str], str]], shown: str = "less_full") -> Panel:
+def _pareto(
+    title: str, df: pd.DataFrame, curves: list[tuple[dict[str, str], str]], shown: str = "rouge_l_minus_full"
+) -> Panel:
     full, static = (df[df["kind"] == kind] for kind in ("full", "static"))
     levels = [
         Level("full depth", row[shown], row[f"{shown}_low"], row[f"{shown}_high"], color="#000000")

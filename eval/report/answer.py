@@ -2,15 +2,15 @@
 
 Of a batch size: a certified exit is worth it where its decode steps (and, where they were timed, its whole calls) are
 faster than full depth's, and every fixed depth and shallow model that was timed is clearly slower or clearly worse. It
-is not, where one is as fast and as good and clearly better in one of the two. In between nothing is decided. Speeds are
-measured clocks; without any, nothing is said of speed. ROUGE-L is told in points of a hundred.
+is not, where one is clearly ahead in one of the two and not clearly behind in the other. In between nothing is decided.
+Speeds are measured clocks; without any, nothing is said of speed. ROUGE-L is told in points of a hundred.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ..said.words import interval, listed
+from ..said.words import interval, listed, shown_threshold
 from .evidence import EXACT, EXIT, Evidence, Quality, Span, Way
 
 
@@ -92,13 +92,15 @@ def _at(size: int, ways: Sequence[Way]) -> Batch:
         return Batch(size, Worth.unknown, f"Batch {size}: no certified exit was timed.")
     faster = [way for way in exits if way.speed.beside(1.0) > 0]
     if not faster:
-        slower = exits[0].speed.beside(1.0) < 0
-        verdict = "slower than full depth" if slower else "cannot be told from full depth"
-        return Batch(size, Worth.no, f"Batch {size}: {_measured(exits[0])}: {verdict}, so exits are not worth it.")
+        if exits[0].speed.beside(1.0) < 0:
+            text = f"Batch {size}: {_measured(exits[0])}: slower than full depth, so exits are not worth it."
+            return Batch(size, Worth.no, text)
+        text = f"Batch {size}: {_measured(exits[0])}: that cannot be told from full depth."
+        return Batch(size, Worth.open, text, exits[0])
     free = [way for way in faster if not any(dominates(rival, way) for rival in rivals)]
     if not free:
         rival = next(each for each in rivals if dominates(each, faster[0]))
-        text = f"{_measured(faster[0])}; {_pair(rival)}, no worse in either and better in one: not worth it."
+        text = f"{_measured(faster[0])}; {_pair(rival)}: not worth it, for that is {_why(rival, faster[0])}."
         return Batch(size, Worth.no, f"Batch {size}: {text}")
     best = next((way for way in free if all(settled(way, rival) for rival in rivals)), free[0])
     gentler = [way for way in free if way.name != best.name and beats(way, best)]
@@ -114,10 +116,13 @@ def _at(size: int, ways: Sequence[Way]) -> Batch:
 
 
 def dominates(rival: Way, way: Way) -> bool:
-    """At least as fast and as good, and clearly better in one of the two; never where a quality is not known.
-
-    As good also at worst: the lower end of what it may be is not below the other's.
+    """Clearly ahead in one of speed and quality and not clearly behind in the other, where both answered the same
+    articles in the same rounds. Elsewhere it must be as good at worst: the lower end of what its quality may be is not
+    below the other's. Never where a quality is not known.
     """
+    if rival.name in way.ahead:
+        ahead = way.ahead[rival.name]
+        return max(ahead) <= 0 and min(ahead) < 0
     if rival.quality is None or way.quality is None:
         return False
     as_good = rival.quality.at >= way.quality.at and rival.quality.ends[0] >= way.quality.ends[0]
@@ -126,12 +131,24 @@ def dominates(rival: Way, way: Way) -> bool:
 
 def settled(way: Way, rival: Way) -> bool:
     """Clearly faster than a rival, or clearly better."""
+    if rival.name in way.ahead:
+        return max(way.ahead[rival.name]) > 0
     return way.speed.beside(rival.speed) > 0 or beats(way, rival)
 
 
 def beats(way: Way, other: Way) -> bool:
     """Clearly better in quality."""
     return way.quality is not None and other.quality is not None and way.quality.beside(other.quality) > 0
+
+
+def _why(rival: Way, way: Way) -> str:
+    """What a rival that dominates is beside an exit."""
+    quality, speed = way.ahead.get(rival.name, (-int(beats(rival, way)), -rival.speed.beside(way.speed)))
+    if quality == speed:
+        return "faster and better"
+    if speed < 0:
+        return "faster, and its ROUGE-L cannot be told apart"
+    return "better, and its speed cannot be told apart"
 
 
 def _measured(way: Way) -> str:
@@ -148,7 +165,7 @@ def _pair(way: Way) -> str:
 
 
 def _short(way: Way) -> str:
-    return way.name if way.threshold is None else f"{way.name} at {way.threshold:.4g}"
+    return way.name if way.threshold is None else f"{way.name} at {shown_threshold(way.threshold)}"
 
 
 def _times(span: Span) -> str:
@@ -156,7 +173,9 @@ def _times(span: Span) -> str:
 
 
 def _quality(way: Way) -> str:
-    other = "" if way.quality_at is None else f" (of its certified threshold in fp32, {way.quality_at:.4g})"
+    other = (
+        "" if way.quality_at is None else f" (of its certified threshold in fp32, {shown_threshold(way.quality_at)})"
+    )
     return _difference(way.quality) + other
 
 
@@ -196,7 +215,7 @@ def _recommended(evidence: Evidence, best: dict[int, Way]) -> list[str]:
 def _layers(rows: Sequence[Quality]) -> str:
     row = next((row for row in rows if row.picked), rows[0])
     why = "dev picked" if row.picked else "the first is"
-    threshold = "" if row.threshold is None else f" at {row.threshold:.4g}"
+    threshold = "" if row.threshold is None else f" at {shown_threshold(row.threshold)}"
     return (
         f"the thresholds certified for risk {row.tolerance:g} {why} {row.name}{threshold}: {100 * row.skipped:.1f} % "
         f"of the decoder layers skipped (a share of layers, no speed-up) {_difference(row.span)}."

@@ -1,7 +1,7 @@
 """What the answer of a report is made from: measured speeds, ROUGE-L beside full depth, and why not more."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,21 @@ from ..clocks import LIMIT
 
 EXIT, STATIC, SHALLOW = "exit", "static", "shallow"
 EXACT = ("own", "compact", "rebatch", "auto")  # batch rules under which a certificate holds
-STALE = (KeyError, TypeError, ValueError, IndexError, AttributeError, ZeroDivisionError)  # a record of another shape
+STALE = (
+    KeyError,
+    TypeError,
+    ValueError,
+    IndexError,
+    AttributeError,
+    ZeroDivisionError,
+    StopIteration,
+)  # a record of another shape
+
+
+OTHER = (
+    "Fixed depths beside exits (experiment shallow) were measured on another model, or decoded in other numbers, so "
+    "they are not compared with what was timed by batch size."
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +63,8 @@ class Way:
         call: the same of whole calls, all included.
         quality: ROUGE-L minus full depth's, 0 to 1; ``quality_at`` says at which other threshold, where it was one.
         threshold, tolerance: of an exit; without a tolerance it is not certified.
+        ahead: of an exit, by the name of a fixed depth: the sign of its quality beside it, from the same articles, and
+            of its speed, from the same rounds; 0 where they cannot be told apart.
     """
 
     kind: str
@@ -62,6 +78,7 @@ class Way:
     threshold: float | None = None
     tolerance: float | None = None
     depth: float | None = None
+    ahead: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def certified(self) -> bool:
@@ -124,11 +141,53 @@ def gathered(
 
     qualities = [] if records is None else table_qualities(records)
     qualities += thresholds_qualities(summaries.get("thresholds"))
-    ways = [*timed_ways(summaries.get("batching")), *shallow_ways(summaries.get("shallow"))]
+    batching, shallow = (summaries.get(name) for name in ("batching", "shallow"))
+    if batching is not None and shallow is not None and not same_decoding(batching, shallow):
+        unknown = [*unknown, OTHER]
+        shallow = None
+    ways = together(timed_ways(batching), shallow_ways(shallow))
     return Evidence(
         [filled(way, qualities) for way in ways], qualities, said.get("breakdown", ()),
-        any(is_noisy(summaries.get(name, {})) for name in ("batching", "shallow")), unknown,
+        any(is_noisy(each or {}) for each in (batching, shallow)), unknown,
     )  # fmt: skip
+
+
+def same_decoding(batching: Mapping[str, Any], shallow: Mapping[str, Any]) -> bool:
+    """Whether both are of one model in one dtype; records of another shape are not."""
+    try:
+        one, other = batching["identity"], shallow["models"][0]
+        return bool(one["model"] == other["model"] and batching["dtype"] == shallow["dtype"])
+    except STALE:
+        return False
+
+
+def together(by_size: Sequence[Way], beside_fixed: Sequence[Way]) -> list[Way]:
+    """Exits by batch size and rule, and what stood beside them in one run.
+
+    At a batch size of ``beside_fixed`` its fixed depths count and its exits, and of ``by_size`` the other rules.
+    Quality is a row's own under every exact rule, so what articles told of an exit's holds at every batch size.
+    """
+    sizes = {way.batch for way in beside_fixed}
+    rules = {(way.batch, way.name, way.rule) for way in beside_fixed if way.kind == EXIT}
+    found = list(beside_fixed)
+    for way in by_size:
+        if way.batch in sizes and (way.kind != EXIT or (way.batch, way.name, way.rule) in rules):
+            continue
+        same = [each for each in beside_fixed if each.kind == way.kind and each.name == way.name]
+        same = [each for each in same if each.threshold == way.threshold]
+        if not same or (way.kind == EXIT and way.rule not in EXACT):
+            found.append(way)
+            continue
+        rivals = {
+            each.name: each for each in (*beside_fixed, *by_size) if each.batch == way.batch and each.kind != EXIT
+        }
+        ahead = {
+            name: (quality, way.speed.beside(rivals[name].speed))
+            for name, (quality, _) in same[0].ahead.items()
+            if name in rivals
+        }
+        found.append(replace(way, quality=same[0].quality, ahead=ahead))
+    return found
 
 
 def filled(way: Way, qualities: Sequence[Quality]) -> Way:

@@ -89,7 +89,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         (RECORDS, CHECKPOINT),
     ),
     Experiment(
-        5, "shallow", "Shallow models", "Is a model trained with fewer layers as good and as fast?", trains=True
+        5, "shallow", "Is adaptivity worth it?",
+        "Are exits better than a fixed depth, or than a model that was trained with fewer layers?",
     ),
     Experiment(
         9, "uniformity", "Rows that cross together",

@@ -68,7 +68,8 @@ def page(title: str, about: Mapping[str, str], answer: Answer, found: Sequence[F
 <ol>{"".join(_entry(each) for each in found)}</ol></nav>
 {"".join(_experiment(each, report_dir) for each in found)}
 </main>
-<footer>Intervals are 95 %, those of clocks the range of the rounds. A share of layers is no speed-up: speeds are
+<footer>Intervals are 95 %, those of clocks of the median of six rounds or more, of
+fewer their range. A share of layers is no speed-up: speeds are
 measured clocks, beside full depth of the same engine. Written {written} by eval.report.</footer>
 </body>
 </html>

@@ -10,10 +10,13 @@ import numpy as np
 from calm.errors import DataError
 from calm.metrics import bootstrap_ci
 
+from ..said.shallow import faster
+from ..said.words import sign
 from .evidence import EXIT, SHALLOW, STALE, STATIC, Quality, Span, Way
 from .experiments import PACKAGE
 
 FULL = "full"
+FIXED = {"static": (STATIC, "static depth {:g}"), "trained": (SHALLOW, "a model of {:g} layers")}  # by role in a record
 Summary = Mapping[str, Any]
 
 
@@ -64,20 +67,32 @@ def _timed(summary: Summary) -> Iterator[Way]:
 
 
 def shallow_ways(summary: Summary | None) -> list[Way]:
-    """Of eval.shallow: the models that were trained with fewer layers."""
+    """Of eval.shallow: fixed depths, models trained with fewer layers, and exits at their chosen thresholds."""
     if summary is None:
         return []
     try:
-        return [
-            Way(
-                SHALLOW, f"a model of {row['layers']:g} layers", row["batch"], Span.of(row, "decode_tokens_ratio"),
-                quality=Span.of(row, "rouge_l_minus_full"), depth=row["layers"],
-            )
-            for row in summary["rows"]
-            if row["role"] == "trained shallow"
-        ]  # fmt: skip
+        return list(_beside(summary))
     except STALE:
         return []
+
+
+def _beside(summary: Summary) -> Iterator[Way]:
+    for row in summary["rows"]:
+        speed, call = Span.of(row, "decode_tokens_ratio"), Span.of(row, "tokens_ratio")
+        quality, batch, depth = Span.of(row, "rouge_l_minus_full"), row["batch"], row["depth"]
+        if row["role"] in FIXED and depth < summary["num_layers"]:
+            kind, name = FIXED[row["role"]]
+            yield Way(kind, name.format(depth), batch, speed, call=call, quality=quality, depth=depth)
+        elif row["role"] == EXIT and row["marked"]:
+            ahead = {
+                FIXED[pair["role"]][1].format(pair["depth"]): (sign(pair, "rouge_l_gained"), faster(pair))
+                for pair in summary["pairs"]
+                if (pair["exit"], pair["batch"]) == (row["way"], batch)
+            }
+            yield Way(
+                EXIT, row["measure"], batch, speed, row["rule"], call, quality, threshold=row["threshold"],
+                tolerance=row["tolerance"], ahead=ahead,
+            )  # fmt: skip
 
 
 def thresholds_qualities(summary: Summary | None) -> list[Quality]:
@@ -94,11 +109,11 @@ def _points(summary: Summary) -> Iterator[Quality]:
     for row in summary["rows"]:
         if row["kind"] == "certified" and row["head"] == FULL:
             yield Quality(
-                EXIT, row["measure"], Span.of(row, "less_full"), row["layers_skipped"], row["threshold"],
+                EXIT, row["measure"], Span.of(row, "rouge_l_minus_full"), row["layers_skipped"], row["threshold"],
                 row["tolerance"],
             )  # fmt: skip
         elif row["kind"] == STATIC:
-            depth, span = float(row["layer"]), Span.of(row, "less_full")
+            depth, span = float(row["layer"]), Span.of(row, "rouge_l_minus_full")
             yield Quality(STATIC, f"static depth {depth:g}", span, row["layers_skipped"], depth=depth)
 
 

@@ -30,6 +30,14 @@ def said(summary: Mapping[str, Any]) -> list[str]:
             f"Of the answers {told(rows[PROJECT], 'equal_rows', 1, 100)} % are full depth's word for word; ROUGE-L to "
             f"full depth's answers is {told(rows[PROJECT], 'to_full', 3)}."
         )
+    clock = [row for row in summary["rows"] if row["kind"] == "clock"]
+    if clock:
+        each = [
+            f"{number(row['of_true'], 0, 100)} % at batch {row['batch']}"
+            for row in clock
+            if row["skipped"] == max(other["skipped"] for other in clock)
+        ]
+        found.append(f"Projecting all layers above the first takes, of the time of running them, {listed(each)}.")
     return found
 
 

@@ -70,7 +70,7 @@ def _bound(summary: Mapping[str, Any], name: str, here: Mapping[str, Mapping[str
     told = [row for row in summary["rows"] if row["part"] == "predictor" and row["row"] == name]
     text = "; ".join(f"grouping {SAID[way]} would save {_saved(here[way])}" for way in ("oracle", "step oracle"))
     for row in told:
-        if row["key"] == "encoder":
+        if row["key"] == "encoder" and row["r2"] is not None and row["rank"] is not None:
             text += f". The encoder tells an answer's mean depth with R² {_ratio(row, 'r2')}, "
             text += f"rank correlation {_ratio(row, 'rank')}; {row['between']:.0%} of the variance of a token's depth "
             text += "lies between answers, the rest inside them, which nothing known of an article tells"

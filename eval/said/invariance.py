@@ -34,7 +34,7 @@ def _exact(rows: Sequence[Row]) -> str:
     for way in dict.fromkeys(map(_way, rows)):
         there = [row for row in rows if _way(row) == way]
         worst = max(there, key=lambda row: row["answers_changed"])
-        if not worst["answers_changed"]:
+        if not worst["answers_changed"] and not any(row["unexplained"] for row in there):
             quiet.append(way)
             continue
         where = f"{worst['rule']} at batch {worst['batch']}"

@@ -12,7 +12,7 @@ COMMON = 32  # a batch that many serve; the nearest measured one is told
 def said(summary: Mapping[str, Any]) -> list[str]:
     """Layers under sync and under each row's own crossing at a common batch; whether hard mates make a difference."""
     layers = summary["num_layers"]
-    plain = [row for row in summary["rows"] if row["hard_share"] is None]
+    plain = [row for row in summary["rows"] if row["hard_share"] is None and not row["decoded"]]
     names = list(dict.fromkeys(row["row"] for row in plain))
     batch = min({row["batch"] for row in plain}, key=lambda each: (abs(each - COMMON), each), default=0)
     by = {(row["row"], row["rule"]): row for row in plain if row["batch"] == batch}
@@ -28,6 +28,9 @@ def said(summary: Mapping[str, Any]) -> list[str]:
         )
         waste = [_lost(name, by[name, OWN], by[name, SYNC], layers) for name in both]
         found.append(f"Of the layers that could be skipped, waiting takes {listed(waste)}.")
+        early = [f"{name} {told(by[name, SYNC], 'stops_early', 0, 100)} %" for name in both]
+        found.append(f"Tokens whose step ends below the last layer, at batch {batch} under sync: {listed(early)}.")
+    found += _decoded([row for row in summary["rows"] if row["decoded"]])
     mixed = [row for row in summary["rows"] if row["hard_share"] is not None and row["rule"] == SYNC]
     if mixed:
         found.append(_mixtures(mixed))
@@ -39,6 +42,23 @@ def _lost(name: str, own: Mapping[str, Any], sync: Mapping[str, Any], layers: in
     return f"{number((sync['layers'] - own['layers']) / skipped, 0, 100)} % of {name}'s" if skipped > 0 else (
         f"none of {name}'s, which skips nothing"
     )  # fmt: skip
+
+
+def _decoded(rows: list[Any]) -> list[str]:
+    """Under each rule where rows wait, at the largest batch that was decoded."""
+    if not rows:
+        return []
+    batch = max(row["batch"] for row in rows)
+    here = [row for row in rows if row["batch"] == batch]
+    each = [
+        f"{name} {listed([_under(row) for row in here if row['row'] == name])}"
+        for name in dict.fromkeys(row["row"] for row in here)
+    ]
+    return [f"Decoded in batches of {batch}, a token runs: {'; '.join(each)} layers."]
+
+
+def _under(row: Mapping[str, Any]) -> str:
+    return f"{told(row, 'layers')} under {row['rule']}"
 
 
 def _mixtures(mixed: list[Any]) -> str:

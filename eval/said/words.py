@@ -30,3 +30,10 @@ def sign(row: Mapping[str, Any], name: str) -> int:
 def listed(names: Sequence[str]) -> str:
     """``a, b and c``."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else list(names))
+
+
+def shown_threshold(value: float | Sequence[float] | None) -> str:
+    """One, or one a layer."""
+    if value is None:
+        return "none"
+    return f"{value:.4g}" if isinstance(value, float | int) else "/".join(f"{each:.3g}" for each in value)

@@ -11,10 +11,11 @@ from scipy.stats import binom
 
 from calm import notebook
 from calm.errors import DataError
+from calm.metrics import median_interval
 from calm.notebook import Picture, results, shaded_answer, shaded_layers
 from calm.report_plots import draw_panels
 from calm.report_plots.certificate import LEAST, certificate_panels
-from calm.report_plots.speed import FIXED, median_interval, ratios, speed_panels
+from calm.report_plots.speed import FIXED, ratios, speed_panels
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from calm.checkpoint import finite
 from calm.config import TrackingConfig, TrackingMode
 from calm.errors import TrainingError
-from calm.tracking import STEP, Tracker, finite, has_api_key, read_metrics, wandb_mode
+from calm.tracking import STEP, Tracker, has_api_key, read_metrics, wandb_mode
 
 OFFLINE = TrackingConfig(mode=TrackingMode.offline)
 DISABLED = TrackingConfig(mode=TrackingMode.disabled)

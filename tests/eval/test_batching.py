@@ -19,7 +19,7 @@ from eval.batching_simulated import FIGURES, Ground, ratios
 from eval.batching_told import paper_bars, prediction
 from eval.said.batching import said
 from eval.sessions import session_of
-from eval.timed_folder import Turns, certified_way, open_timed, plain_entry
+from eval.timed_folder import certified_way, open_timed, plain_entry, turns_of
 from serve.requests import Answer
 
 from .conftest import TOLERANCE
@@ -126,7 +126,7 @@ def test_simulated_rows_do_what_was_recorded(certified: Path, tmp_path: Path) ->
 def test_a_round_counts_all_phases_and_layers(certified: Path) -> None:
     config = quick(certified)
     workload = open_timed(config)
-    turns = Turns(plain_entry(2), workload.engine(2), workload)
+    turns = turns_of(plain_entry(2), workload.engine(2), workload)
     turns(1)
     assert not turns.rounds
     turns(6)
@@ -220,13 +220,13 @@ def test_measure_and_dtype_are_those_that_are_certified(certified: Path) -> None
     plain = next(each for each in artifacts if each.measure is Measure.state)
     picked = [replace(each, picked=each.tolerance == TOLERANCE) for each in plain.certificates]
     other = replace(plain, measure=Measure.max_prob, certificates=tuple(picked))
-    assert certified_way([plain, other], quick(certified), folder) == (Measure.max_prob, "fp32")
-    assert certified_way([plain, other], quick(certified, measure=Measure.state), folder) == (Measure.state, "fp32")
+    assert certified_way([plain, other], folder, 0.45) == (Measure.max_prob, "fp32")
+    assert certified_way([plain, other], folder, 0.45, Measure.state) == (Measure.state, "fp32")
     narrow = replace(other, identity=replace(other.identity, head="candidates", head_k=32))
-    assert certified_way([narrow, plain], quick(certified), folder) == (Measure.state, "fp32")
+    assert certified_way([narrow, plain], folder, 0.45) == (Measure.state, "fp32")
     for changes in ({"tolerance": 0.01}, {"dtype": "bf16"}, {"measure": Measure.entropy}):
         with pytest.raises(CalibrationError, match="nothing below 1 is certified for risk tolerance"):
-            certified_way(artifacts, quick(certified, **changes), folder)
+            certified_way(artifacts, folder, **{"tolerance": TOLERANCE, **changes})
 
 
 def test_bad_settings_are_one_line(certified: Path, tmp_path: Path) -> None:

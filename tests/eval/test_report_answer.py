@@ -42,7 +42,10 @@ def test_exits_win_where_the_faster_fixed_depth_is_clearly_worse() -> None:
 def test_a_fixed_depth_that_is_as_good_and_faster_wins() -> None:
     found = answered(Evidence([exit_way(), static(at=-0.009)], [CERTIFIED]))
     assert found.worth is Worth.no and found.headline == "Early exit here is not worth it at batch 8."
-    assert "no worse in either and better in one: not worth it" in found.sentences["Speed and quality"][0]
+    assert (
+        "not worth it, for that is faster, and its ROUGE-L cannot be told apart"
+        in found.sentences["Speed and quality"][0]
+    )
     assert found.best == {} and "full depth or a fixed one" in found.sentences["Threshold and batch rule"][0]
 
 
@@ -58,9 +61,10 @@ def test_what_cannot_be_told_apart_is_not_decided() -> None:
 
 
 def test_exits_that_are_slower_than_full_depth_are_not_worth_it() -> None:
-    for speed, said in ((0.9, "slower than full depth"), (1.01, "cannot be told from full depth")):
+    cases = ((0.9, Worth.no, "slower than full depth"), (1.01, Worth.open, "cannot be told from full depth"))
+    for speed, worth, said in cases:
         found = answered(Evidence([exit_way(speed=speed)], [CERTIFIED]))
-        assert found.worth is Worth.no and said in found.sentences["Speed and quality"][0]
+        assert found.worth is worth and said in found.sentences["Speed and quality"][0]
 
 
 def test_batch_sizes_may_differ_in_verdict_measure_and_rule() -> None:
@@ -114,7 +118,13 @@ def test_records_become_evidence() -> None:
             timed("compact", "exit", 1.4), timed("sync", "exit", 1.1), timed("own", "exit", 9.9, "simulated"),
         ],
     }  # fmt: skip
-    point = {"less_full": -0.01, "less_full_low": -0.02, "less_full_high": 0.0, "layers_skipped": 0.5, "head": "full"}
+    point = {
+        "rouge_l_minus_full": -0.01,
+        "rouge_l_minus_full_low": -0.02,
+        "rouge_l_minus_full_high": 0.0,
+        "layers_skipped": 0.5,
+        "head": "full",
+    }
     thresholds = {
         "rows": [
             {"kind": "static", "layer": 4, **point},
@@ -134,10 +144,53 @@ def test_records_become_evidence() -> None:
     assert not other.ways and not other.qualities
 
 
-def test_models_trained_shallow_are_read_as_eval_shallow_leaves_them() -> None:
-    row = {"batch": 8, "layers": 4.0, "role": "trained shallow"}
-    ends = {f"{name}{end}": value for name in ("decode_tokens_ratio", "rouge_l_minus_full") for end, value in
-            (("", 1.5), ("_low", 1.4), ("_high", 1.6))}  # fmt: skip
-    rows = [{**row, **ends}, {**row, **ends, "role": "static"}, {**row, **ends, "role": "exit", "layers": 2.3}]
-    (way,) = shallow_ways({"rows": rows})
-    assert way.name == "a model of 4 layers" and way.depth == 4.0 and way.speed.low == 1.4
+def beside(gained: float, ratio: float, model: str = "m") -> dict[str, Any]:
+    """A record of eval.shallow: an exit, a static depth, a shallow model and one of full depth, at batch 8."""
+
+    def row(role: str, depth: float | None, **more: Any) -> dict[str, Any]:
+        values = {f"{name}{end}": 1.5 for name in ("decode_tokens_ratio", "tokens_ratio") for end in ENDS}
+        values |= {f"rouge_l_minus_full{end}": -0.01 for end in ENDS}
+        return {"way": f"{role} {depth}", "role": role, "depth": depth, "batch": 8, "rule": "compact", **values, **more}
+
+    exits = [row("exit", None, measure="state", threshold=t, tolerance=0.05, marked=t == 0.97) for t in (0.9, 0.97)]
+    exits = [{**each, "way": f"state {each['threshold']}"} for each in exits]
+    ends = {"rouge_l_gained": gained, "decode_tokens_ratio": ratio}
+    width = {"rouge_l_gained": 0.001, "decode_tokens_ratio": 0.01}
+    spans = {f"{n}{e}": v + width[n] * ENDS[e] for n, v in ends.items() for e in ENDS}
+    pairs = [{"exit": "state 0.97", "batch": 8, "role": r, "depth": 4, **spans} for r in ("static", "trained")]
+    rows = [row("full", 8), row("static", 4), row("trained", 4), row("trained", 8), *exits]
+    return {"rows": rows, "pairs": pairs, "num_layers": 8, "dtype": "int8", "models": [{"model": model}]}
+
+
+ENDS = {"": 0, "_low": -1, "_high": 1}
+
+
+def test_fixed_depths_of_one_run_are_compared_pair_by_pair() -> None:
+    def verdict(gained: float, ratio: float) -> Worth:
+        return answered(gathered({"shallow": beside(gained, ratio)}, None, {}, ())).worth
+
+    ways = shallow_ways(beside(0.0, 1.0))
+    assert [(way.kind, way.name) for way in ways] == [
+        ("static", "static depth 4"), ("shallow", "a model of 4 layers"), ("exit", "state")
+    ]  # fmt: skip
+    assert ways[2].threshold == 0.97 and ways[2].ahead == dict.fromkeys(
+        ("static depth 4", "a model of 4 layers"), (0, 0)
+    )
+    assert verdict(0.0, 1.0) is Worth.open  # nothing can be told
+    assert verdict(0.0, 0.8) is Worth.no and verdict(-0.01, 1.0) is Worth.no
+    assert verdict(0.01, 0.8) is Worth.yes and verdict(0.0, 1.2) is Worth.yes
+
+
+def test_what_was_timed_by_batch_size_is_joined_only_where_it_is_the_same_decoding() -> None:
+    batching = {
+        "measure": "state", "thresholds": {"state": {"threshold": 0.97, "certified_for": 0.05}}, "dtype": "int8",
+        "identity": {"model": "m"},
+        "rows": [timed("compact", "exit", 9.0), timed("own", "exit", 1.2), {**timed("own", "exit", 1.3), "batch": 64}],
+    }  # fmt: skip
+    found = gathered({"batching": batching, "shallow": beside(0.01, 0.8)}, None, {}, ())
+    exits = [(way.batch, way.rule, way.speed.at) for way in found.ways if way.kind == "exit"]
+    assert exits == [(8, "compact", 1.5), (8, "own", 1.2), (64, "own", 1.3)]
+    own = next(way for way in found.ways if way.rule == "own" and way.batch == 8)
+    assert own.ahead["static depth 4"] == (1, -1) and own.quality == Span(-0.01, -0.01, -0.01)
+    other = gathered({"batching": batching, "shallow": beside(0.01, 0.8, model="another")}, None, {}, ())
+    assert {way.kind for way in other.ways} == {"exit"} and "another model" in other.unknown[0]

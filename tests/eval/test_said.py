@@ -49,22 +49,34 @@ def test_backfill_says_who_loses_gains_or_cannot_be_told_apart() -> None:
     assert "project cannot be told apart (-0.0010 [-0.0020, 0.0000]), copy loses" in first
     assert "mask gains ROUGE-L (0.0200 [0.0100, 0.0300])" in first
     assert "15.0 % of a layer's products" in second and "50.0 [40.0, 60.0] %" in third
+    clock = [{"kind": "clock", "batch": b, "skipped": k, "of_true": 0.1 * b} for b in (1, 8) for k in (3, 7)]
+    assert backfill.said({"num_layers": 8, "rows": clock}) == [
+        "Projecting all layers above the first takes, of the time of running them, 10 % at batch 1 and 80 % at batch 8."
+    ]
     assert backfill.said({"num_layers": 8, "rows": []}) == []
 
 
 def test_slowest_row_says_what_waiting_takes() -> None:
     def at(rule: str, layers: float, share: float | None = None) -> dict[str, Any]:
-        return row(row="state", batch=32, hard_share=share, rule=rule, layers=(layers, layers - 0.1, layers + 0.1))
+        spans = {"layers": (layers, layers - 0.1, layers + 0.1), "stops_early": (0.25, 0.2, 0.3)}
+        return row(row="state", batch=32, hard_share=share, rule=rule, decoded=False, **spans)
 
     rows = [at("own", 4.0), at("sync", 7.0), at("sync", 5.0, 0.0), at("sync", 7.5, 1.0)]
-    first, second, third = slowest_row.said({"num_layers": 8, "rows": rows})
+    first, second, early, third = slowest_row.said({"num_layers": 8, "rows": rows})
+    assert "at batch 32 under sync: state 25 [20, 30] %" in early
     assert "batches of 32" in first and "state 7.00 [6.90, 7.10] instead of 4.00 [3.90, 4.10]" in first
     assert second == "Of the layers that could be skipped, waiting takes 75 % of state's."
     assert "cannot be told apart" not in third
-    level = slowest_row.said({"num_layers": 8, "rows": [*rows[:3], at("sync", 5.05, 1.0)]})[2]
+    level = slowest_row.said({"num_layers": 8, "rows": [*rows[:3], at("sync", 5.05, 1.0)]})[3]
     assert "which cannot be told apart" in level
     nothing = slowest_row.said({"num_layers": 8, "rows": [at("own", 8.0), at("sync", 8.0)]})[1]
     assert "none of state's, which skips nothing" in nothing
+    decoded = [{**at(rule, layers), "decoded": True} for rule, layers in (("sync", 7.1), ("lockstep", 7.4))]
+    last = slowest_row.said({"num_layers": 8, "rows": [*rows[:2], *decoded]})[-1]
+    assert last == (
+        "Decoded in batches of 32, a token runs: state 7.10 [7.00, 7.20] under sync and 7.40 [7.30, 7.50] under "
+        "lockstep layers."
+    )
 
 
 def test_length_says_more_fewer_or_neither() -> None:

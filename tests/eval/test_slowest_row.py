@@ -15,7 +15,7 @@ from calm.errors import CalmError, ConfigError, DataError
 from calm.experiment_config import SlowestRowConfig
 from calm.report_plots import draw_panels, panels_of
 from eval import slowest_row
-from eval.recorded import padded, read_records
+from eval.recorded import padded, read_answers, read_records
 from eval.slowest_row import drawn, stopping
 
 LAYERS = 6
@@ -97,6 +97,24 @@ def test_the_program_on_records(tmp_path: Path, capsys: pytest.CaptureFixture[st
     capsys.readouterr()
 
 
+def test_batches_are_decoded_as_their_rule_says(
+    certified: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"records": str(certified / "table_run"), "rows": ["state"], "batches": [1, 4], "mixed_batches": [4]}
+    config = SlowestRowConfig(**asked, hard_shares=[0.5], draws=20, decoded=[1, 4], n=24, bootstrap=20)  # type: ignore[arg-type]
+    assert slowest_row.run(config, tmp_path) == 0
+    rows = pd.DataFrame(json.loads((tmp_path / "summary.json").read_text())["rows"])
+    decoded = rows[rows["decoded"]].set_index(["rule", "batch"])
+    recorded = read_records(str(certified / "table_run"))
+    first = read_answers(recorded, "state").emission[:24]
+    alone = first.sum() / (first > 0).sum()
+    assert decoded.loc[("sync", 1), "layers"] == pytest.approx(alone)  # a row alone waits for nobody
+    assert decoded.loc[("lockstep", 1), "layers"] == pytest.approx(alone)
+    assert decoded.loc[("lockstep", 4), "layers"] >= decoded.loc[("sync", 4), "layers"] - 0.3 > alone - 0.3
+    assert (decoded["articles"] == 24).all() and (decoded["layers_low"] <= decoded["layers"]).all()
+    capsys.readouterr()
+
+
 def test_what_cannot_be_read_or_asked_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="run python -m eval.table1"):
@@ -112,15 +130,21 @@ def test_what_cannot_be_read_or_asked_is_one_line(tmp_path: Path, monkeypatch: p
 
 
 def test_the_figure_has_full_depth_units_and_every_rule() -> None:
-    values: dict[str, Any] = {"layers": 3.0, "layers_low": 2.9, "layers_high": 3.1}
+    values: dict[str, Any] = {"layers": 3.0, "layers_low": 2.9, "layers_high": 3.1, "decoded": False}
+    values |= {f"stops_early{end}": 0.5 for end in ("", "_low", "_high")}
     rows = [
         {"row": "softmax", "batch": batch, "hard_share": share, "rule": rule, **values}
         for batch in (1, 8)
         for share in (None, 0.5)
         for rule in ("own", "sync", "quantile 0.7")
     ]
+    rows += [{**rows[0], "batch": 8, "rule": rule, "decoded": True} for rule in ("sync", "lockstep")]
     axes = draw_panels(panels_of("slowest_row", {"rows": rows, "num_layers": 8}))
-    assert [ax.get_title() for ax in axes] == ["softmax: random batches", "sync: mixtures"]
-    assert [text.get_text() for text in axes[0].get_legend().get_texts()] == ["own", "sync", "quantile 0.7"]
-    assert "95 % interval" in axes[0].get_ylabel() and axes[1].get_xlabel() == "hard rows in a batch (%)"
+    assert [ax.get_title() for ax in axes] == [
+        "softmax: random batches", "sync: steps that end below the last layer", "sync: mixtures"
+    ]  # fmt: skip
+    assert [text.get_text() for text in axes[0].get_legend().get_texts()] == [
+        "own", "sync", "quantile 0.7", "sync, decoded", "lockstep, decoded"
+    ]  # fmt: skip
+    assert "95 % interval" in axes[0].get_ylabel() and axes[2].get_xlabel() == "hard rows in a batch (%)"
     assert any(text.get_text() == "full depth" for text in axes[0].texts)

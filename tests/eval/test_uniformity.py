@@ -18,8 +18,8 @@ from eval.said.uniformity import said
 from eval.uniformity_curves import Curve, at_equal_quality
 
 QUICK: dict[str, Any] = {
-    "n": 24, "measures": [Measure.state], "points": 3, "batches": [2, 4], "few": 2, "many": 8, "repeats": 1,
-    "warmups": 0, "attempts": 1, "allow_noisy": True, "bootstrap": 20, "close": 0.5,
+    "n": 24, "timed": 8, "measures": [Measure.state], "points": 3, "batches": [2, 4], "repeats": 1, "warmups": 0,
+    "attempts": 1, "allow_noisy": True, "bootstrap": 20, "close": 0.5,
 }  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def line(depths: list[float], scores: list[float], articles: int = 40, noise: fl
 def test_depth_at_a_quality_lies_between_the_points() -> None:
     curve = line([8.0, 4.0, 2.0], [0.40, 0.39, 0.37])
     assert curve.depth_at(0.39) == pytest.approx(4.0) and curve.depth_at(0.38) == pytest.approx(3.0)
-    assert curve.depth_at(0.41) == 8.0 and curve.depth_at(0.30) == 2.0
+    assert np.isnan(curve.depth_at(0.41)) and np.isnan(curve.depth_at(0.30))  # nowhere on the grid
     rows = [{"scores": [0.3], "layers": [4.0], "tokens": [2.0]}, {"scores": [0.4], "layers": [16.0], "tokens": [2.0]}]
     assert Curve.of(rows).depths(slice(None)).tolist() == [8.0, 2.0]  # deepest first
 
@@ -49,24 +49,17 @@ def test_the_difference_is_paired_so_what_articles_share_does_not_widen_it() -> 
     assert found["fewer_low"] == pytest.approx(2.0) and found["fewer_high"] == pytest.approx(2.0)
 
 
+def test_a_quality_that_is_not_on_the_grid_has_no_layers() -> None:
+    plain, worse = line([8.0, 2.0], [0.40, 0.30]), line([8.0, 2.0], [0.38, 0.30])
+    found = at_equal_quality(plain, worse, 0.01, seed=0, resamples=20)
+    assert found["layers"] is None and found["fewer"] is None and found["reached"] == 0.0
+    assert found["plain_layers"] == pytest.approx(7.4)
+
+
 def test_the_program_on_a_model_and_its_twin(
-    certified: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    certified: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     twin = Path(shutil.copytree(certified / "model", tmp_path / "twin"))
-    asked: list[list[str]] = []
-
-    def ticked(contenders: Any, *_: Any) -> list[dict[str, Any]]:
-        asked.append([each.name for each in contenders])
-        clock = {
-            "decode_tokens_ratio": 2.0,
-            "decode_tokens_ratio_low": 1.9,
-            "decode_tokens_ratio_high": 2.1,
-            "full_s": [2.0],
-            "own_s": [1.0],
-        }
-        return [{"way": each.name, "noisy": False, "again": 1.0, **clock} for each in contenders]
-
-    monkeypatch.setattr(uniformity, "clock_rows", ticked)
     config = UniformityRunConfig(str(certified / "model"), [str(twin)], **QUICK)
     assert uniformity.run(config, tmp_path) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -78,11 +71,15 @@ def test_the_program_on_a_model_and_its_twin(
     assert (exits.loc["sync"]["layers"] >= exits.loc["sync"]["crossing"]).all()
     assert (exits.loc["own"]["layers"] == exits.loc["own"]["crossing"]).all()
     assert {(row["rule"], row["batch"]) for row in summary["equal"]} == {("own", None), ("sync", 2), ("sync", 4)}
-    assert all(row["fewer"] == row["fewer_low"] == row["fewer_high"] == 0.0 for row in summary["equal"])
-    assert asked == [["full", f"{plain} state", "twin state"]] * 2
+    assert all(row["fewer"] in (None, 0.0) for row in summary["equal"])
+    clocks = pd.DataFrame(summary["clocks"])
+    assert list(clocks[clocks["batch"] == 2]["way"]) == ["full", f"{plain} state", "twin state"]
+    assert (clocks[clocks["way"] == "full"]["decode_tokens_ratio"] == 1.0).all()
     assert summary["figures"] == ["uniformity.png", "uniformity.pdf"]
-    assert len(said(summary)) == 1 and "cannot be told apart" in said(summary)[0]
-    assert uniformity.run(config, tmp_path) == 0 and len(asked) == 2  # nothing is done twice
+    assert len(said(summary)) == 2
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("trials/*/*.json")}
+    assert uniformity.run(config, tmp_path) == 0  # nothing is done twice
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("trials/*/*.json")} == before
     capsys.readouterr()
 
 
@@ -96,21 +93,29 @@ def test_what_cannot_be_asked_is_one_line(certified: Path, tmp_path: Path) -> No
         other = shutil.copytree(folder, tmp_path / "other")
         asked = UniformityRunConfig(folder, [str(other)], **{**QUICK, "measures": [Measure.entropy]})
         uniformity.run(asked, tmp_path)
-    for wrong in ({"points": 1}, {"close": -1.0}, {"batches": [0]}, {"many": 2}):
+    for wrong in ({"points": 1}, {"close": -1.0}, {"batches": [0]}, {"timed": 1}):
         with pytest.raises(ConfigError):
             UniformityRunConfig(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("fewer", "low", "high", "words"),
-    [(0.5, 0.2, 0.8, "fewer, 3.50"), (-0.5, -0.8, -0.2, "more, 3.50"), (0.1, -0.2, 0.4, "cannot be told apart, 3.50")],
+    [
+        (0.5, 0.2, 0.8, "fewer, 3.50"),
+        (-0.5, -0.8, -0.2, "more, 3.50"),
+        (0.1, -0.2, 0.4, "cannot be told apart, 3.50"),
+        (0.1, None, None, "cannot be told apart, 3.50"),
+    ],
 )
-def test_what_is_said_follows_the_interval(fewer: float, low: float, high: float, words: str) -> None:
+def test_what_is_said_follows_the_interval(fewer: float, low: float | None, high: float | None, words: str) -> None:
     row = {
         "model": "uniform", "measure": "state", "rule": "sync", "batch": 32, "layers": 3.5, "plain_layers": 3.5 + fewer,
         "fewer": fewer, "fewer_low": low, "fewer_high": high,
     }  # fmt: skip
-    (sentence,) = said({"equal": [row, {**row, "batch": 8}], "close": 0.01})
+    sentence, trainings = said({"equal": [row, {**row, "batch": 8}], "close": 0.01})
+    assert "one training" in trainings
+    none = {**row, "layers": None}
+    assert "no threshold of it ends there" in said({"equal": [none], "close": 0.01})[0]
     assert f"state under sync at batch 32 {words}" in sentence and "batch 8" not in sentence
 
 
