@@ -10,13 +10,13 @@ POINTS = 100.0  # ROUGE-L is told in points of a hundred
 
 
 def said(summary: Row) -> list[str]:
-    """For each measure at its chosen threshold and each batch size: which fixed depths beat it, which it beats, and
-    which cannot be told from it. A fixed depth beats it where it is clearly faster and not clearly worse, or clearly
-    better and not clearly slower; the reverse likewise."""
+    """For each measure at its chosen threshold, at the smallest and the largest batch: which fixed depths beat it and
+    which it beats. A fixed depth beats it where it is clearly faster and not clearly worse, or clearly better and not
+    clearly slower; the reverse likewise."""
     found = []
     for name in dict.fromkeys(pair["exit"] for pair in summary["pairs"]):
         mine = [pair for pair in summary["pairs"] if pair["exit"] == name]
-        sizes = list(dict.fromkeys(pair["batch"] for pair in mine))
+        sizes = dict.fromkeys(end(pair["batch"] for pair in mine) for end in (min, max))
         found.append(" ".join(_against(summary["rows"], [p for p in mine if p["batch"] == size]) for size in sizes))
     if any(row["role"] == "trained" for row in summary["rows"]):
         found.append("Of each training there is one: intervals are over articles and rounds, not over trainings.")
@@ -38,9 +38,9 @@ def _against(rows: Sequence[Row], pairs: Sequence[Row]) -> str:
         parts.append(f"it is beaten by {_names(wins[-1])}, of which the fastest is {_apart(best)}")
     if wins[1]:
         parts.append(f"it beats {_names(wins[1])}")
-    if wins[0]:
-        parts.append(f"between it and {_names(wins[0])} one is faster and the other better, or nothing can be told")
-    return f"{text}; {'; '.join(parts)}." if parts else f"{text}."
+    if not parts:
+        parts.append("beside every fixed depth one is faster and the other better, or nothing can be told")
+    return f"{text}; {'; '.join(parts)}."
 
 
 def verdict_of(pair: Row) -> int:

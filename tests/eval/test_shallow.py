@@ -150,7 +150,11 @@ def summary_of(*pairs: dict[str, Any]) -> dict[str, Any]:
 )  # fmt: skip
 def test_who_is_ahead_is_told_by_both_intervals(gained: float, ratio: float, verdict: int) -> None:
     assert verdict_of(pair(gained, ratio)) == verdict
-    words = {1: "it beats static depth 4", -1: "it is beaten by static depth 4", 0: "between it and static depth 4"}
+    words = {
+        1: "it beats static depth 4",
+        -1: "it is beaten by static depth 4",
+        0: "beside every fixed depth one is faster",
+    }
     (text,) = said(summary_of(pair(gained, ratio)))
     assert words[verdict] in text and not any(words[other] in text for other in words if other != verdict)
 
