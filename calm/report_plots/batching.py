@@ -10,7 +10,7 @@ from .panels import PALETTE, Level, Panel, Series
 
 STATIC = "static"
 LOOKS = {  # by way: colour and marker
-    STATIC: ("#7f7f7f", "s"),
+    STATIC: ("#7f7f7f", "p"),
     "own": ("#0072b2", "o"),
     "compact": ("#009e73", "^"),
     "rebatch": ("#56b4e9", "v"),
