@@ -1,20 +1,107 @@
 """Decoder layers of a padded batch with preallocated caches: eager torch over a DecoderSpec.
 
-Knows where K and V live and the relative bias, one table for every layer; knows nothing of exits. The arithmetic is
-layer_math's.
+``BatchCaches`` knows where K and V live; ``BatchLayers`` is T5's decoder, with its relative bias, one table for every
+layer. Neither knows of exits. The arithmetic is layer_math's.
 """
+
+from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .layer_math import attend, before_head, cross_projection, feed_forward, rms_norm
+from .layer_math import attend, before_head, cross_projection, feed_forward, norm
 from .models.base import DecoderSpec
 
 
-class BatchLayers:
-    """The decoder over B rows of at most ``max_steps`` positions. Layers count from 1."""
+class BatchCaches(ABC):
+    """The self-attention K and V of B rows, and what a batch of decoder layers must be able to do with them.
+
+    Layers count from 1. Step s of every row lives in slot ``before + s``.
+
+    Attributes:
+        prompt_hidden: (B, d_model), what says the first tokens where the prompt does (``DecoderAdapter``), else None.
+    """
+
+    prompt_hidden: Tensor | None = None
+
+    def __init__(self, spec: DecoderSpec, rows: int, slots: int, before: int, device: torch.device) -> None:
+        self.spec, self.before = spec, before
+        shape = (spec.num_layers, rows, spec.num_kv_heads, slots, spec.d_kv)
+        dtype = spec.tensors["1.self_k"].dtype
+        # NaN until written: a position that is read before it is written shows at once
+        self.keys = torch.full(shape, float("nan"), dtype=dtype, device=device)
+        self.values = torch.full(shape, float("nan"), dtype=dtype, device=device)
+        self.holes: Tensor | None = None  # (L, B, slots) bool, only under backfill `mask`
+
+    @abstractmethod
+    def embed(self, tokens: Int[Tensor, " batch"], step: int) -> Float[Tensor, "batch d_model"]: ...
+
+    @abstractmethod
+    def run(self, layer: int, hidden: Float[Tensor, "batch d_model"], step: int) -> Float[Tensor, "batch d_model"]:
+        """One layer at ``step``; writes its K and V there."""
+
+    @abstractmethod
+    def _key_value(self, layer: int, normed: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """K and V of ``layer``, (B, KV heads, d_kv) each, from its normed input."""
+
+    def write(self, layer: int, hidden: Tensor, step: int, rows: Bool[Tensor, " batch"]) -> None:
+        """Backfill: K and V of ``layer`` at ``step`` for the chosen rows, through its own norm and projections."""
+        take, slot = rows[:, None, None], self.before + step
+        normed = self._normed(layer, hidden)
+        for cache, new in zip((self.keys, self.values), self._key_value(layer, normed, step), strict=True):
+            cache[layer - 1, :, :, slot] = torch.where(take, new, cache[layer - 1, :, :, slot])
+
+    def copy_up(self, crossing: Int[Tensor, " batch"], step: int) -> None:
+        """Raw K and V of each row's exit layer into all layers above it (CALM's ablation)."""
+        rows, slot = torch.arange(crossing.shape[0], device=crossing.device), self.before + step
+        for cache in (self.keys, self.values):
+            exit_kv = cache[crossing - 1, rows, :, slot]  # (B, KV heads, d_kv)
+            for layer in range(2, self.spec.num_layers + 1):
+                above = (crossing < layer)[:, None, None]
+                cache[layer - 1, :, :, slot] = torch.where(above, exit_kv, cache[layer - 1, :, :, slot])
+
+    def punch(self, crossing: Int[Tensor, " batch"], step: int) -> None:
+        """Leave holes above each row's exit: later positions do not attend there."""
+        if self.holes is None:
+            shape = (self.spec.num_layers, crossing.shape[0], self.keys.shape[3])
+            self.holes = torch.zeros(shape, dtype=torch.bool, device=crossing.device)
+        slot = self.before + step
+        for layer in range(1, self.spec.num_layers + 1):
+            above = crossing < layer
+            self.holes[layer - 1, :, slot] = above
+            self.keys[layer - 1, above, :, slot] = 0.0
+            self.values[layer - 1, above, :, slot] = 0.0
+
+    def select(self, index: Int[Tensor, " kept"]) -> None:
+        """Keep only the rows of ``index``."""
+        self.keys, self.values = self.keys[:, index], self.values[:, index]
+        self.holes = None if self.holes is None else self.holes[:, index]
+
+    def logits(self, hidden: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocab"]:
+        return F.linear(before_head(self.spec, hidden), self.spec.tensors["head"])
+
+    def _normed(self, layer: int, hidden: Tensor) -> Tensor:
+        """What the layer's self-attention reads."""
+        return norm(self.spec, f"{layer}.self_norm", hidden) if self.spec.pre_norm else hidden
+
+    def _put(self, layer: int, normed: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Write K and V of ``layer`` from its normed input; returns all that the layer now attends to."""
+        slot = self.before + step
+        for cache, new in zip((self.keys, self.values), self._key_value(layer, normed, step), strict=True):
+            cache[layer - 1, :, :, slot] = new
+        return self.keys[layer - 1, :, :, : slot + 1], self.values[layer - 1, :, :, : slot + 1]
+
+    def _without_holes(self, layer: int, bias: Float[Tensor, "_ _ 1 keys"], step: int) -> Tensor:
+        if self.holes is None:
+            return bias
+        holes = self.holes[layer - 1, :, None, None, : self.before + step + 1]
+        return bias.expand(holes.shape[0], -1, -1, -1).masked_fill(holes, torch.finfo(bias.dtype).min)
+
+
+class BatchLayers(BatchCaches):
+    """T5's decoder over B rows of at most ``max_steps`` positions."""
 
     def __init__(
         self,
@@ -23,16 +110,9 @@ class BatchLayers:
         source_mask: Bool[Tensor, "batch source"],
         max_steps: int,
     ) -> None:
-        self.spec = spec
-        batch = encoder_hidden.shape[0]
-        shape = (spec.num_layers, batch, spec.num_heads, max_steps, spec.d_kv)
-        dtype, device = spec.tensors["1.self_k"].dtype, encoder_hidden.device
-        # NaN until written: a position that is read before it is written shows at once
-        self.keys = torch.full(shape, float("nan"), dtype=dtype, device=device)
-        self.values = torch.full(shape, float("nan"), dtype=dtype, device=device)
-        self.holes: Tensor | None = None  # (L, B, max_steps) bool, only under backfill `mask`
-        lowest = torch.finfo(dtype).min
-        zeros = torch.zeros(source_mask.shape, dtype=dtype, device=device)
+        super().__init__(spec, encoder_hidden.shape[0], max_steps, 0, encoder_hidden.device)
+        lowest = torch.finfo(self.keys.dtype).min
+        zeros = torch.zeros(source_mask.shape, dtype=self.keys.dtype, device=self.keys.device)
         self.source_mask = zeros.masked_fill(~source_mask, lowest)[:, None, None]  # (B, 1, 1, S)
         self.cross_keys, self.cross_values = (  # L x (B, H, S, d_kv)
             [
@@ -43,71 +123,29 @@ class BatchLayers:
         )
         self.biases: dict[int, Tensor] = {}
 
-    def embed(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, "batch d_model"]:
+    def embed(self, tokens: Int[Tensor, " batch"], step: int) -> Float[Tensor, "batch d_model"]:
         return F.embedding(tokens, self.spec.tensors["embed"])
 
     def run(self, layer: int, hidden: Float[Tensor, "batch d_model"], step: int) -> Float[Tensor, "batch d_model"]:
-        """One layer at position ``step``; writes its K and V there."""
-        tensors, spec = self.spec.tensors, self.spec
-        normed = rms_norm(hidden, tensors[f"{layer}.self_norm"], spec.norm_eps)
-        self._put(layer, normed, step)
-        keys, values = self.keys[layer - 1, :, :, : step + 1], self.values[layer - 1, :, :, : step + 1]
-        bias = self._bias(step)
-        if self.holes is not None:
-            holes = self.holes[layer - 1, :, None, None, : step + 1]
-            bias = bias.expand(hidden.shape[0], -1, -1, -1).masked_fill(holes, torch.finfo(bias.dtype).min)
+        spec, normed = self.spec, self._normed(layer, hidden)
+        keys, values = self._put(layer, normed, step)
+        bias = self._without_holes(layer, self._bias(step), step)
         hidden = hidden + attend(spec, f"{layer}.self", normed, keys, values, bias)
-        normed = rms_norm(hidden, tensors[f"{layer}.cross_norm"], spec.norm_eps)
+        normed = norm(spec, f"{layer}.cross_norm", hidden)
         cross_keys, cross_values = self.cross_keys[layer - 1], self.cross_values[layer - 1]
         hidden = hidden + attend(spec, f"{layer}.cross", normed, cross_keys, cross_values, self.source_mask)
-        normed = rms_norm(hidden, tensors[f"{layer}.ffn_norm"], spec.norm_eps)
-        return hidden + feed_forward(spec, layer, normed)
-
-    def write(self, layer: int, hidden: Tensor, step: int, rows: Bool[Tensor, " batch"]) -> None:
-        """Backfill: K and V of ``layer`` at ``step`` for the chosen rows, through its own norm and projections."""
-        normed = rms_norm(hidden, self.spec.tensors[f"{layer}.self_norm"], self.spec.norm_eps)
-        old_keys, old_values = self.keys[layer - 1, :, :, step].clone(), self.values[layer - 1, :, :, step].clone()
-        self._put(layer, normed, step)
-        stay = ~rows[:, None, None]
-        self.keys[layer - 1, :, :, step] = torch.where(stay, old_keys, self.keys[layer - 1, :, :, step])
-        self.values[layer - 1, :, :, step] = torch.where(stay, old_values, self.values[layer - 1, :, :, step])
-
-    def copy_up(self, crossing: Int[Tensor, " batch"], step: int) -> None:
-        """Raw K and V of each row's exit layer into all layers above it (CALM's ablation)."""
-        rows = torch.arange(crossing.shape[0], device=crossing.device)
-        for cache in (self.keys, self.values):
-            exit_kv = cache[crossing - 1, rows, :, step]  # (B, H, d_kv)
-            for layer in range(2, self.spec.num_layers + 1):
-                above = (crossing < layer)[:, None, None]
-                cache[layer - 1, :, :, step] = torch.where(above, exit_kv, cache[layer - 1, :, :, step])
-
-    def punch(self, crossing: Int[Tensor, " batch"], step: int) -> None:
-        """Leave holes above each row's exit: later positions do not attend there."""
-        if self.holes is None:
-            shape = (self.spec.num_layers, crossing.shape[0], self.keys.shape[3])
-            self.holes = torch.zeros(shape, dtype=torch.bool, device=crossing.device)
-        for layer in range(1, self.spec.num_layers + 1):
-            above = crossing < layer
-            self.holes[layer - 1, :, step] = above
-            self.keys[layer - 1, above, :, step] = 0.0
-            self.values[layer - 1, above, :, step] = 0.0
+        return hidden + feed_forward(spec, layer, norm(spec, f"{layer}.ffn_norm", hidden))
 
     def select(self, index: Int[Tensor, " kept"]) -> None:
-        """Keep only the rows of ``index``."""
-        self.keys, self.values = self.keys[:, index], self.values[:, index]
-        self.holes = None if self.holes is None else self.holes[:, index]
+        super().select(index)
         self.source_mask = self.source_mask[index]
         self.cross_keys = [tensor[index] for tensor in self.cross_keys]
         self.cross_values = [tensor[index] for tensor in self.cross_values]
 
-    def logits(self, hidden: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocab"]:
-        return F.linear(before_head(self.spec, hidden), self.spec.tensors["head"])
-
-    def _put(self, layer: int, normed: Tensor, step: int) -> None:
-        shape = (normed.shape[0], self.spec.num_heads, self.spec.d_kv)
-        tensors = self.spec.tensors
-        self.keys[layer - 1, :, :, step] = F.linear(normed, tensors[f"{layer}.self_k"]).view(shape)
-        self.values[layer - 1, :, :, step] = F.linear(normed, tensors[f"{layer}.self_v"]).view(shape)
+    def _key_value(self, layer: int, normed: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        shape = (normed.shape[0], self.spec.num_kv_heads, self.spec.d_kv)
+        key, value = (F.linear(normed, self.spec.tensors[f"{layer}.self_{which}"]).view(shape) for which in "kv")
+        return key, value
 
     def _bias(self, step: int) -> Float[Tensor, "1 heads 1 keys"]:
         if step not in self.biases:

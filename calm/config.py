@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import FP16_REFUSED, ConfigError
+from .layer_schedule import Decay, LayerSchedule, Side
 
 CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
 MISSING: Any = "???"
@@ -343,6 +344,28 @@ class UniformityConfig:
 
 
 @dataclass
+class SkipScheduleConfig:
+    """Decoder layers by position (calm.layer_schedule), in training and then in decoding; off without max_layers."""
+
+    max_layers: int | None = None  # at the first generated token
+    min_layers: int | None = None  # at the longest answer's end; None: max_layers, the same everywhere
+    warmup_layers: int = 1
+    decay: Decay = Decay.linear
+    power: float = 1.0
+    side: Side = Side.top
+
+    def __post_init__(self) -> None:
+        self.over(1)
+
+    def over(self, length: int) -> LayerSchedule | None:
+        """The schedule of answers of at most ``length`` tokens; None where it is off. Raises ConfigError."""
+        if self.max_layers is None:
+            return None
+        least = self.max_layers if self.min_layers is None else self.min_layers
+        return LayerSchedule(self.max_layers, least, length, self.warmup_layers, self.decay, self.power, self.side)
+
+
+@dataclass
 class FinetuneConfig:
     """Stage 1: all layers learn to speak (CALM section 3.4, eq. 6)."""
 
@@ -363,6 +386,7 @@ class FinetuneConfig:
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     uniformity: UniformityConfig = field(default_factory=UniformityConfig)
+    skip_schedule: SkipScheduleConfig = field(default_factory=SkipScheduleConfig)
     dropout_rate: float | None = None  # None: as the checkpoint says
     gradient_checkpointing: bool = False
     log_every: int = 50
@@ -393,6 +417,14 @@ class FinetuneConfig:
         check_range("finetune.label_smoothing", self.label_smoothing, 0, 1, open_high=True)
         if self.dropout_rate is not None:
             check_range("finetune.dropout_rate", self.dropout_rate, 0, 1, open_high=True)
+        if self.skip_schedule.max_layers is not None and (self.loss, self.uniformity.weight) != (
+            ExitLoss.final_only,
+            0.0,
+        ):
+            raise ConfigError(
+                "finetune.skip_schedule trains the layer that speaks alone: give finetune.loss=final_only and no "
+                "finetune.uniformity"
+            )
 
 
 @dataclass
@@ -509,6 +541,11 @@ class TrainConfig:
         if self.decoder_layers is not None and (self.checkpoint is None or self.stage is Stage.calibrate):
             raise ConfigError(
                 "decoder_layers= cuts the model of checkpoint= before it is trained; give both, and a stage"
+            )
+        if self.finetune.skip_schedule.max_layers is not None and self.stage is not Stage.finetune:
+            raise ConfigError(
+                f"finetune.skip_schedule has no exits to train or certify, so stage={self.stage.value} cannot follow; "
+                "give stage=finetune"
             )
         if self.processes is not None:
             check_range("processes", self.processes, 1, INF)
@@ -650,6 +687,7 @@ def register() -> None:
     from .drift_config import DriftConfig, traffic_choices
     from .engine_config import EngineRulesConfig, PeersConfig, ServingConfig
     from .experiment_config import SCHEMAS
+    from .import_config import ImportGgufConfig
     from .load_config import LoadConfig
     from .serve_config import ServeConfig
     from .soak_config import HttpShareConfig, SoakConfig
@@ -672,6 +710,7 @@ def register() -> None:
     store.store(name="soak_schema", node=SoakConfig)
     store.store(name="http_share_schema", node=HttpShareConfig)
     store.store(name="dashboards_schema", node=DashboardsConfig)
+    store.store(name="import_gguf_schema", node=ImportGgufConfig)
     for name, schema in SCHEMAS.items():
         store.store(name=f"{name}_schema", node=schema)
     store.store(group="model", name="_schema", node=ModelConfig)

@@ -114,22 +114,25 @@ def layer_work(spec: DecoderSpec, keys: int = 0, source: int = 0, width: int = 4
 
     ``keys``: self-attention positions read; ``source``: tokens of the source; ``width``: bytes of a number.
     """
-    inner = spec.num_heads * spec.d_kv
-    projections = (4 + (2 if spec.cross_attention else 0)) * spec.d_model * inner
+    inner, shared = spec.num_heads * spec.d_kv, spec.num_kv_heads * spec.d_kv
+    projections = spec.d_model * (2 * inner + 2 * shared + (2 * inner if spec.cross_attention else 0))
     feed_forward = (3 if spec.gated else 2) * spec.d_model * spec.d_ff
-    read = 2 * inner * (keys + (source if spec.cross_attention else 0))  # scores and mixture; K and V
-    return Work(projections + feed_forward + read, (projections + feed_forward) * width, read * width)
+    seen = keys + source  # without cross-attention the source stands before the answer in one sequence
+    mixed, read = 2 * inner * seen, 2 * shared * seen  # scores and mixture; K and V
+    return Work(projections + feed_forward + mixed, (projections + feed_forward) * width, read * width)
 
 
 def backfill_work(spec: DecoderSpec, width: int = 4) -> Work:
     """K and V of one layer for one token."""
-    macs = 2 * spec.d_model * spec.num_heads * spec.d_kv
+    macs = 2 * spec.d_model * spec.num_kv_heads * spec.d_kv
     return Work(macs, macs * width)
 
 
 def head_work(spec: DecoderSpec, width: int = 4) -> Work:
     """Logits of one token over the whole vocabulary."""
-    macs = spec.d_model * spec.vocab_size
+    macs = spec.head_width * spec.vocab_size
+    if spec.head_width != spec.d_model:
+        macs += spec.d_model * spec.head_width
     return Work(macs, macs * width)
 
 

@@ -6,17 +6,20 @@ Both are callables ``decode(examples, policy) -> list[DecodeTrace]``. CALM, sect
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .architectures import adapter_of
 from .confidence import CONFIDENCE, LayerView
 from .config import Backfill, Measure
 from .data.text import decode_ids, encode_source
 from .errors import ConfigError
+from .models.base import DecoderAdapter
+from .models.speaking import SpeakingModel
 from .models.t5 import EarlyExitT5
-from .models.t5_adapter import RowState, T5Adapter
-from .policies import Confident, Oracle, Policy, fixed_depth
+from .policies import Confident, Oracle, Policy, SkipSchedule, fixed_depth, scheduled_layers
 from .records import DecodeTrace, Example
 
 NAN = float("nan")
@@ -35,7 +38,7 @@ class TraceBuilder:
     confidences: list[tuple[float, ...]] = field(default_factory=list)
     finished: bool = False
 
-    def build(self, model: EarlyExitT5) -> DecodeTrace:
+    def build(self, model: SpeakingModel) -> DecodeTrace:
         return DecodeTrace(
             id=self.example.id,
             tokens=tuple(self.tokens),
@@ -49,8 +52,13 @@ class TraceBuilder:
         )
 
 
-def check_policy(model: EarlyExitT5, policy: Policy) -> None:
+def check_policy(model: SpeakingModel, policy: Policy) -> None:
     """Raise ConfigError where the policy asks for what the model does not have."""
+    if isinstance(policy, SkipSchedule):
+        if not isinstance(model, EarlyExitT5):
+            raise ConfigError("a schedule of layers is decoded by T5s only; choose full, static or a confidence")
+        policy.schedule.check_depth(model.num_layers)
+        return
     fixed_depth(policy, "", 0, model.num_layers)
     if isinstance(policy, Confident):
         if policy.measure is Measure.classifier and not model.settings.has_classifier:
@@ -65,8 +73,18 @@ def check_policy(model: EarlyExitT5, policy: Policy) -> None:
             )
 
 
+def check_lengths(model: SpeakingModel, max_new_tokens: int) -> None:
+    """Raise ConfigError where the longest source and answer have more tokens than the model has positions."""
+    source, room = model.settings.max_source_tokens, model.max_positions
+    if room is not None and source + max_new_tokens - 1 > room:
+        raise ConfigError(
+            f"sources of up to {source} tokens and answers of up to {max_new_tokens} do not fit the model's {room} "
+            "positions; lower max_source_tokens or max_target_tokens"
+        )
+
+
 def layer_view(
-    model: EarlyExitT5, layer: int, hidden: Tensor, previous: Tensor, before: LayerView | None, policy: Confident
+    model: SpeakingModel, layer: int, hidden: Tensor, previous: Tensor, before: LayerView | None, policy: Confident
 ) -> LayerView:
     """What a measure sees of rows after ``layer`` and one layer earlier, (rows, d_model) each."""
     return LayerView(
@@ -92,16 +110,17 @@ class OneDecoder:
 
     def __init__(
         self,
-        model: EarlyExitT5,
+        model: SpeakingModel,
         *,
         backfill: Backfill = Backfill.project,
         max_new_tokens: int | None = None,
         record_confidences: bool = False,
     ) -> None:
         self.model = model
-        self.adapter = T5Adapter(model)
+        self.adapter: DecoderAdapter = adapter_of(model)
         self.backfill = backfill
         self.max_new_tokens = max_new_tokens or model.settings.max_target_tokens
+        check_lengths(model, self.max_new_tokens)
         self.record_confidences = record_confidences
 
     @torch.inference_mode()
@@ -113,20 +132,35 @@ class OneDecoder:
         source = encode_source(self.model.tokenizer, example.source, self.model.settings)
         state = self.adapter.prefill(source)
         row = TraceBuilder(example, self.model.num_layers)
-        token = self.adapter.start_token_id
+        token, prompted = self.adapter.start_token_id, self.adapter.prompt_hidden(state)
         for step in range(self.max_new_tokens):
-            token = self._step(token, step, state, row, policy)
+            if step == 0 and prompted is not None:
+                token = self._said_by_the_prompt(prompted, row)
+            elif isinstance(policy, SkipSchedule):
+                token = self._scheduled(token, step, state, row, policy)
+            else:
+                token = self._step(token, step, state, row, policy)
             row.tokens.append(token)
             if token == self.adapter.eos_token_id:
                 row.finished = True
                 break
         return row.build(self.model)
 
-    def _step(self, token: int, step: int, state: RowState, row: TraceBuilder, policy: Policy) -> int:
+    def _said_by_the_prompt(self, hidden: Tensor, row: TraceBuilder) -> int:
+        """The first token of a decoder-only model, whatever the policy: its prompt was read at full depth."""
+        num_layers = self.adapter.num_layers
+        row.crossing.append(num_layers)
+        row.executed.append(num_layers)
+        row.backfilled.append(0)
+        if self.record_confidences:
+            row.confidences.append((NAN,) * num_layers)
+        return int(self.adapter.logits(hidden).float().argmax())
+
+    def _step(self, token: int, step: int, state: Any, row: TraceBuilder, policy: Policy) -> int:
         """One token: climb until the row crosses, speak there, fill the layers above."""
         num_layers = self.adapter.num_layers
         depth = fixed_depth(policy, row.example.id, step, num_layers)
-        hidden = self.adapter.embed(token, step)
+        hidden = self.adapter.embed(token, step, state)
         confidences = [NAN] * num_layers
         before: LayerView | None = None
         hiddens: list[Tensor] = []
@@ -154,26 +188,40 @@ class OneDecoder:
         self._fill_above(crossing, hiddens[-1], state, step, row)
         return answer
 
+    def _scheduled(self, token: int, step: int, state: Any, row: TraceBuilder, policy: SkipSchedule) -> int:
+        """One token of a schedule: its layers and no others; the layers left out keep nothing of this position."""
+        num_layers = self.adapter.num_layers
+        layers = scheduled_layers(policy, step, num_layers)
+        hidden = self.adapter.embed(token, step, state)
+        for layer in layers:
+            hidden = self.adapter.layer(layer, hidden, state, step)
+        row.crossing.append(layers[-1])
+        row.executed.append(len(layers))
+        row.backfilled.append(0)
+        if self.record_confidences:
+            row.confidences.append((NAN,) * num_layers)
+        return int(self.adapter.logits(hidden).float().argmax())
+
     def _oracle_depth(self, hiddens: list[Tensor]) -> int:
         """First layer that may exit and agrees with the full stack's argmax, else L."""
         answers = [int(self.adapter.logits(hidden).float().argmax()) for hidden in hiddens]
         allowed = self.model.settings.exit_layers
         return next((layer for layer in allowed if answers[layer - 1] == answers[-1]), len(hiddens))
 
-    def _fill_above(self, crossing: int, hidden: Tensor, state: RowState, step: int, row: TraceBuilder) -> None:
+    def _fill_above(self, crossing: int, hidden: Tensor, state: Any, step: int, row: TraceBuilder) -> None:
         """K and V of the layers above the exit (CALM section 3.3.1): each layer's own norm and projections."""
         num_layers = self.adapter.num_layers
         match self.backfill:
             case Backfill.project:
                 for layer in range(crossing + 1, num_layers + 1):
-                    self.adapter.write_kv(layer, state, step, *self.adapter.kv(layer, hidden))
+                    self.adapter.write_kv(layer, state, step, *self.adapter.kv(layer, hidden, state, step))
             case Backfill.copy:
                 key, value = self.adapter.read_kv(crossing, state, step)
                 for layer in range(crossing + 1, num_layers + 1):
                     self.adapter.write_kv(layer, state, step, key, value)
             case Backfill.mask:
                 for layer in range(crossing + 1, num_layers + 1):
-                    key, value = self.adapter.kv(layer, hidden)
+                    key, value = self.adapter.kv(layer, hidden, state, step)
                     self.adapter.write_kv(layer, state, step, torch.zeros_like(key), torch.zeros_like(value))
                     state.holes.setdefault(layer, []).append(step)
             case Backfill.true:

@@ -2,7 +2,8 @@
 
 Rows share kernels, never attention. A crossed row stays in the batch with its residual *held* at the crossing:
 each later layer that its mates run then writes exactly the row's backfill, and its output for the held row is
-dropped. Finished rows are dropped from the batch once they are half of it.
+dropped. Finished rows are dropped from the batch once they are half of it. Under a schedule of layers a batch is one
+band of positions: its rows begin together, so that each step's layers are the same for all of them.
 """
 
 from collections.abc import Sequence
@@ -12,49 +13,57 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .batch_layers import BatchLayers
+from .architectures import layers_over, spec_of
+from .batch_layers import BatchCaches
 from .confidence import CONFIDENCE, LayerView
 from .config import Backfill
 from .data.collate import pad
 from .data.text import encode_source
-from .decode import NAN, TraceBuilder, check_policy, layer_view
-from .models.t5 import EarlyExitT5, export_spec
-from .policies import Confident, Oracle, Policy, fixed_depth
+from .decode import NAN, TraceBuilder, check_lengths, check_policy, layer_view
+from .models.speaking import SpeakingModel
+from .policies import Confident, Oracle, Policy, SkipSchedule, fixed_depth, scheduled_layers
 from .records import DecodeTrace, Example
 
 
 @dataclass
 class StepResult:
-    """One step of a batch: token, crossing layer and, where recorded, confidences of each row."""
+    """One step of a batch: token, crossing layer and, where recorded, confidences of each row.
+
+    ``fills``: the layers above a crossing got K and V.
+    """
 
     tokens: Int[Tensor, " rows"]
     crossing: Int[Tensor, " rows"]
     executed: int
     confidences: Float[Tensor, "rows layers"]
+    fills: bool
 
 
 class BatchDecoder:
     """Greedy decoding in batches of ``batch_size``, sorted by source length; answers come in the order asked.
 
     ``executed_layers`` of a row counts the layers that ran with the row in them: in a batch that is the depth of
-    the slowest row that is still decoding.
+    the slowest row that is still decoding. With ``ignore_eos`` every answer has ``max_new_tokens``: for a clock.
     """
 
     def __init__(
         self,
-        model: EarlyExitT5,
+        model: SpeakingModel,
         *,
         batch_size: int = 64,
         backfill: Backfill = Backfill.project,
         max_new_tokens: int | None = None,
         record_confidences: bool = False,
+        ignore_eos: bool = False,
     ) -> None:
         self.model = model
-        self.spec = export_spec(model)
+        self.spec = spec_of(model)
         self.batch_size = batch_size
         self.backfill = backfill
         self.max_new_tokens = max_new_tokens or model.settings.max_target_tokens
+        check_lengths(model, self.max_new_tokens)
         self.record_confidences = record_confidences
+        self.ignore_eos = ignore_eos
 
     @torch.inference_mode()
     def __call__(self, examples: Sequence[Example], policy: Policy) -> list[DecodeTrace]:
@@ -71,11 +80,16 @@ class BatchDecoder:
 
     def _decode(self, sources: list[list[int]], rows: list[TraceBuilder], policy: Policy) -> None:
         ids, mask = (tensor.to(self.model.device) for tensor in pad(sources))
-        layers = BatchLayers(self.spec, self.model.encode(ids, mask), mask, self.max_new_tokens)
+        layers = layers_over(self.model, self.spec, ids, mask, self.max_new_tokens)
         live = list(rows)
         tokens = torch.full((len(live),), self.spec.start_token_id, device=ids.device)
         for step in range(self.max_new_tokens):
-            result = self._step(layers, tokens, step, live, policy)
+            if step == 0 and layers.prompt_hidden is not None:
+                result = self._said_by_the_prompts(layers, layers.prompt_hidden)
+            elif isinstance(policy, SkipSchedule):
+                result = self._scheduled(layers, tokens, step, policy)
+            else:
+                result = self._step(layers, tokens, step, live, policy)
             tokens = result.tokens
             self._record(result, live)
             keep = [i for i, row in enumerate(live) if not row.finished]
@@ -86,8 +100,15 @@ class BatchDecoder:
                 layers.select(index)
                 tokens, live = tokens[index], [live[i] for i in keep]
 
+    def _said_by_the_prompts(self, layers: BatchCaches, hidden: Tensor) -> StepResult:
+        """The first tokens of a decoder-only model, whatever the policy: its prompts were read at full depth."""
+        rows, num_layers = hidden.shape[0], self.spec.num_layers
+        tokens = layers.logits(hidden).float().argmax(dim=-1)
+        nothing = torch.full((rows, num_layers), NAN, device=hidden.device)
+        return StepResult(tokens, torch.full_like(tokens, num_layers), num_layers, nothing, fills=True)
+
     def _step(
-        self, layers: BatchLayers, tokens: Tensor, step: int, live: list[TraceBuilder], policy: Policy
+        self, layers: BatchCaches, tokens: Tensor, step: int, live: list[TraceBuilder], policy: Policy
     ) -> StepResult:
         """Run layers until every live row has crossed, then backfill what is left."""
         num_layers = self.spec.num_layers
@@ -95,7 +116,7 @@ class BatchDecoder:
         crossing = torch.full_like(tokens, num_layers)
         crossed = torch.tensor([row.finished for row in live], device=tokens.device)
         confidences = torch.full((len(live), num_layers), NAN, device=tokens.device)
-        hidden = layers.embed(tokens)  # (B, D); held at the crossing once a row has crossed
+        hidden = layers.embed(tokens, step)  # (B, D); held at the crossing once a row has crossed
         real = hidden  # goes on through every layer for `true` backfill and the oracle
         goes_on = self.backfill is Backfill.true or isinstance(policy, Oracle)
         before: LayerView | None = None
@@ -124,7 +145,18 @@ class BatchDecoder:
         else:
             executed_as_held = executed
         self._fill_above(layers, crossing, hidden, executed_as_held, step)
-        return StepResult(layers.logits(hidden).float().argmax(dim=-1), crossing, executed, confidences)
+        answers = layers.logits(hidden).float().argmax(dim=-1)
+        return StepResult(answers, crossing, executed, confidences, self.backfill is not Backfill.true)
+
+    def _scheduled(self, layers: BatchCaches, tokens: Tensor, step: int, policy: SkipSchedule) -> StepResult:
+        """A schedule's layers and no others, for the whole batch at once: its rows all stand at this position."""
+        chosen = scheduled_layers(policy, step, self.spec.num_layers)
+        hidden = layers.embed(tokens, step)
+        for layer in chosen:
+            hidden = layers.run(layer, hidden, step)
+        crossing = torch.full_like(tokens, chosen[-1])
+        confidences = torch.full((len(tokens), self.spec.num_layers), NAN, device=tokens.device)
+        return StepResult(layers.logits(hidden).float().argmax(dim=-1), crossing, len(chosen), confidences, False)
 
     def _depths(self, live: list[TraceBuilder], step: int, policy: Policy) -> Int[Tensor, " rows"]:
         depths = [fixed_depth(policy, row.example.id, step, self.spec.num_layers) or 0 for row in live]
@@ -140,7 +172,7 @@ class BatchDecoder:
         rows = torch.arange(answers.shape[1], device=answers.device)
         return torch.stack(reals)[first, rows], first + 1
 
-    def _fill_above(self, layers: BatchLayers, crossing: Tensor, hidden: Tensor, written: int, step: int) -> None:
+    def _fill_above(self, layers: BatchCaches, crossing: Tensor, hidden: Tensor, written: int, step: int) -> None:
         """Backfill; layers up to ``written`` already hold it, from the held residual."""
         match self.backfill:
             case Backfill.project:
@@ -163,7 +195,7 @@ class BatchDecoder:
             row.tokens.append(tokens[i])
             row.crossing.append(crossing[i])
             row.executed.append(result.executed)
-            row.backfilled.append(0 if self.backfill is Backfill.true else num_layers - crossing[i])
+            row.backfilled.append(num_layers - crossing[i] if result.fills else 0)
             if confidences is not None:
                 row.confidences.append(tuple(confidences[i]))
-            row.finished = tokens[i] == self.spec.eos_token_id
+            row.finished = tokens[i] == self.spec.eos_token_id and not self.ignore_eos

@@ -15,7 +15,7 @@ from .decode import OneDecoder
 from .decode_batch import BatchDecoder
 from .errors import CalmError, ConfigError
 from .models.folder import load
-from .models.t5 import EarlyExitT5
+from .models.speaking import SpeakingModel
 from .policies import Policy
 from .records import DecodeTrace, Example
 
@@ -47,7 +47,7 @@ class DecodeSpec:
     weights: Weights = Weights.model
     cross_kv: Weights = Weights.model
     kernels: str = ""
-    make: "Callable[[EarlyExitT5, DecodeSpec], Decode] | None" = None
+    make: "Callable[[SpeakingModel, DecodeSpec], Decode] | None" = None
 
     def __post_init__(self) -> None:
         if self.decoder is DecoderName.engine and self.make is None:
@@ -76,10 +76,10 @@ class DecodeSpec:
         """Rows that a process decodes at a time: one batch, or several, so that an engine's rows come and go."""
         return self.batch_size * (8 if self.decoder is DecoderName.engine else 1)
 
-    def load(self) -> EarlyExitT5:
+    def load(self) -> SpeakingModel:
         return load(self.folder, self.device, getattr(torch, self.dtype))
 
-    def over(self, model: EarlyExitT5) -> Decode:
+    def over(self, model: SpeakingModel) -> Decode:
         """The decoder itself, in this process."""
         if self.decoder is DecoderName.engine:
             assert self.make is not None

@@ -1,7 +1,8 @@
-"""Policies: when a row may leave. Full, Static, Confident, Oracle, Replay.
+"""Policies: when a row may leave, or which layers it runs. Full, Static, Confident, Oracle, Replay, SkipSchedule.
 
 A policy knows neither model nor cache. The decoders ask it two things: a fixed depth for a row and step, if it
-has one, and whether a confidence crosses. The oracle is a decoder's matter: it needs the full stack's answer.
+has one, and whether a confidence crosses. The oracle is a decoder's matter: it needs the full stack's answer. A
+schedule is asked for a set of layers instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 from .config import Measure
 from .errors import ConfigError
+from .layer_schedule import LayerSchedule, check_monotone
 from .thresholds import ThresholdSchedule
 
 
@@ -51,14 +53,25 @@ class Replay:
     agreement_k: int = 3
 
 
-Policy = Full | Static | Confident | Oracle | Replay
+@dataclass(frozen=True, slots=True)
+class SkipSchedule:
+    """At each position exactly the layers that a schedule names, nothing backfilled (SkipDecode, 2307.02628).
+
+    What a trace then holds: ``crossing_layers`` and ``emission_layers`` the highest layer that ran (L; with side
+    ``bottom`` their number), ``executed_layers`` how many ran, ``backfilled_layers`` 0.
+    """
+
+    schedule: LayerSchedule
+
+
+Policy = Full | Static | Confident | Oracle | Replay | SkipSchedule
 
 
 def fixed_depth(policy: Policy, example_id: str, step: int, num_layers: int) -> int | None:
     """The depth that the policy fixes for this row and step; None where confidences decide.
 
     Raises:
-        ConfigError: the depth lies outside 1..L.
+        ConfigError: the depth lies outside 1..L, or the policy runs a set of layers, which is no depth.
     """
     match policy:
         case Full():
@@ -72,6 +85,22 @@ def fixed_depth(policy: Policy, example_id: str, step: int, num_layers: int) -> 
             return num_layers if schedule.exits_off else None
         case Oracle():
             return None
+        case SkipSchedule():
+            raise ConfigError(
+                "policy 'skip_schedule' is decoded by calm alone, not by the engine; give decoder=batch or decoder=one"
+            )
     if not 1 <= depth <= num_layers:
         raise ConfigError(f"depth {depth} lies outside 1..{num_layers}: the model has {num_layers} decoder layers")
     return depth
+
+
+def scheduled_layers(policy: SkipSchedule, step: int, num_layers: int) -> tuple[int, ...]:
+    """Layers (1..L, ascending) of a step, each of which every earlier step has run.
+
+    Raises:
+        ConfigError: the schedule exceeds the depth, or a layer's K and V would be missing at the step before.
+    """
+    layers = policy.schedule.layers(step, num_layers)
+    if step:
+        check_monotone([policy.schedule.layers(step - 1, num_layers), layers])
+    return layers

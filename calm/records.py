@@ -57,15 +57,26 @@ class DecodeTrace:
         if len(lengths) != 1:
             raise ValueError(f"trace {self.id!r}: per-token sequences differ in length: {sorted(lengths)}")
 
+    @property
+    def own_layers(self) -> tuple[int, ...]:
+        """Layers that gave each token: up to its emission, less those that a schedule passed over.
+
+        Layers that ran for a row's mates, or ahead for an oracle, lie above its emission and do not count.
+        """
+        return tuple(map(min, self.emission_layers, self.executed_layers))
+
 
 def mean_layers(traces: Sequence[DecodeTrace]) -> float:
-    """Mean emission layer over all emitted tokens (EOS included) of all traces; NaN without tokens."""
-    layers = [layer for trace in traces for layer in trace.emission_layers]
+    """Mean of the layers that gave a token, over all emitted tokens (EOS included) of all traces; NaN without tokens.
+
+    That is the mean emission layer, unless a schedule left out layers below it.
+    """
+    layers = [layer for trace in traces for layer in trace.own_layers]
     return sum(layers) / len(layers) if layers else float("nan")
 
 
 def layers_skipped(traces: Sequence[DecodeTrace], num_layers: int) -> float:
-    """1 - mean(emission_layer)/L over emitted tokens, EOS included."""
+    """1 - mean_layers/L over emitted tokens, EOS included: mean(emission_layer)/L wherever exits leave out the rest."""
     return 1.0 - mean_layers(traces) / num_layers
 
 

@@ -41,8 +41,9 @@ def run(config: BackfillConfig, run_dir: Path) -> int:
     from calm.calibration.grid import point_to_json
     from calm.calibration.identity import code_version, hash_rows
     from calm.models.folder import load
+    from calm.models.t5 import t5_only
 
-    model = load(folder, device)
+    model = t5_only(load(folder, device), "eval.backfill")
     identity = ModelIdentity.of(model, folder, dtype="float32")
     artifact = certified(folder, identity, config.measure, config.tolerance)
     threshold = artifact.threshold_for(config.tolerance)

@@ -73,7 +73,7 @@ def replay(
     hiddens = encoded.new_empty(spec.num_layers + 1, rows, steps, spec.d_model)
     said = torch.full_like(tokens[:, 0], spec.start_token_id)
     for step in range(steps):
-        hidden = hiddens[0, :, step] = layers.embed(said)
+        hidden = hiddens[0, :, step] = layers.embed(said, step)
         for layer in range(1, spec.num_layers + 1):
             ran = layers.run(layer, hidden, step)  # of a row that has left: its backfill, written from the held hidden
             hidden = torch.where((crossing[:, step] < layer)[:, None], hidden, ran)

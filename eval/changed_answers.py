@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from calm.config import BatchRule
 
 if TYPE_CHECKING:
-    from calm.models.t5 import EarlyExitT5
+    from calm.models.speaking import SpeakingModel
     from calm.policies import Policy
     from calm.records import DecodeTrace, Example
 
@@ -20,7 +20,9 @@ def parting(mine: "Sequence[DecodeTrace]", theirs: "Sequence[DecodeTrace]") -> d
     return {number: step for number, step in found.items() if step is not None}
 
 
-def near_ties(model: "EarlyExitT5", examples: "Sequence[Example]", policy: "Policy", changed: Mapping[int, int]) -> int:
+def near_ties(
+    model: "SpeakingModel", examples: "Sequence[Example]", policy: "Policy", changed: Mapping[int, int]
+) -> int:
     """How many of these answers nearly differed in decode_one too, where they part.
 
     Args:

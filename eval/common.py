@@ -19,7 +19,7 @@ from calm.run_dir import is_first_process
 
 if TYPE_CHECKING:
     from calm.decode_spec import Decode, DecodeSpec, OnRows
-    from calm.models.t5 import EarlyExitT5
+    from calm.models.speaking import SpeakingModel
     from calm.parallel_decode import ParallelDecoder
     from calm.records import Example
     from calm.sharded_decode import ShardedDecoder
@@ -77,7 +77,7 @@ def corpus_settings(asked: DataConfig | None, trained_on: dict[str, Any]) -> Dat
     return DataConfig.from_values(trained_on)
 
 
-def decoder_maker(name: DecoderName) -> "Callable[[EarlyExitT5, DecodeSpec], Decode] | None":
+def decoder_maker(name: DecoderName) -> "Callable[[SpeakingModel, DecodeSpec], Decode] | None":
     """What makes ``decoder=engine``; None for the decoders that calm has itself."""
     if name is not DecoderName.engine:
         return None
@@ -181,7 +181,7 @@ def can_draw() -> bool:
 
 
 def articles_of(
-    asked: DataConfig | None, model: "EarlyExitT5 | None", n: int | None = None
+    asked: DataConfig | None, model: "SpeakingModel | None", n: int | None = None
 ) -> "tuple[str, list[Example]]":
     """Name and first ``n`` articles of the test split of a corpus: the one asked for, or the model's own.
 

@@ -25,7 +25,7 @@ from .drift_table import TRAFFIC, USUAL, as_lines, table_of
 from .tables import aligned, markdown
 
 if TYPE_CHECKING:
-    from calm.models.t5 import EarlyExitT5
+    from calm.models.speaking import SpeakingModel
     from calm.records import DecodeTrace, Example
     from serve.engine import Engine
     from serve.model import ServedModel
@@ -136,7 +136,7 @@ def _client(model: "ServedModel", config: DriftConfig, on_drift: OnDrift) -> "tu
     return engine, Client(engine, asked)
 
 
-def _corpora(config: DriftConfig, model: "EarlyExitT5", traffic: DataConfig) -> Corpora:
+def _corpora(config: DriftConfig, model: "SpeakingModel", traffic: DataConfig) -> Corpora:
     (usual, own), (other, new) = (articles_of(data, model, config.n) for data in (config.data, traffic))
     say(f"usual traffic: {usual}, {len(own)} requests; then {other}, {len(new)}; of each the test split")
     return Corpora(own, new, {USUAL: usual, TRAFFIC: other})

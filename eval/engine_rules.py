@@ -31,7 +31,7 @@ from .tables import aligned, markdown
 
 if TYPE_CHECKING:
     from calm.calibration import ConsistencyLoss
-    from calm.models.t5 import EarlyExitT5
+    from calm.models.speaking import SpeakingModel
     from calm.policies import Policy
     from calm.records import DecodeTrace, Example
 
@@ -118,7 +118,7 @@ def unexplained(rows: Sequence[dict[str, Any]]) -> list[str]:
 class Whole:
     """What every entry is compared with: the articles, the reference decode of each, and how losses are counted."""
 
-    model: "EarlyExitT5"
+    model: "SpeakingModel"
     examples: Sequence["Example"]
     reference: list["DecodeTrace"]
     policy: "Policy"

@@ -121,13 +121,14 @@ class Articles:
 
         from calm.data.text import encode_source
         from calm.models.folder import load
+        from calm.models.t5 import t5_only
 
         from .layer_answers import weights_hash
 
         torch.set_num_threads(config.threads)
         beside = recorded.folder / "model"
         folder = choose_model(config.checkpoint or str(beside if beside.is_dir() else recorded.summary["checkpoint"]))
-        model = load(folder)
+        model = t5_only(load(folder), "eval.grouping")
         answers = {name: read_answers(recorded, name) for name in ("full", *names)}
         ids, data = answers["full"].ids, recorded.summary.get("config", {}).get("data")
         corpus, found = articles_of(None if data is None else DataConfig.from_values(data), model)

@@ -23,7 +23,7 @@ from .common import choose_runner
 if TYPE_CHECKING:
     from calm.calibration import Artifact, ConsistencyLoss, ModelIdentity
     from calm.calibration.grid import Threshold
-    from calm.models.t5 import EarlyExitT5
+    from calm.models.speaking import SpeakingModel
     from calm.policies import Policy
     from calm.records import DecodeTrace, Example
     from serve.model import ServedModel
@@ -142,7 +142,7 @@ class Decoder:
     """
 
     def __init__(
-        self, config: InvarianceConfig, folder: Path, device: str, model: "EarlyExitT5", articles: "Sequence[Example]"
+        self, config: InvarianceConfig, folder: Path, device: str, model: "SpeakingModel", articles: "Sequence[Example]"
     ) -> None:
         self.config, self.folder, self.device, self.model, self.articles = config, folder, device, model, articles
         self._served: dict[str, ServedModel] = {}

@@ -1,4 +1,4 @@
-"""What every decoder layer would have said along the full model's own answer, from any T5 folder.
+"""What every decoder layer would have said along the full model's own answer, from any folder.
 
 The answer is decoded at full depth by the reference decoder; then one pass over it, as in training, gives the residual
 stream after every layer at every position. Keys and values are the full model's, as in CALM's oracle under
@@ -13,24 +13,25 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from calm.checkpoint import sha256_file
+from calm.checkpoint import sha256_bytes, sha256_file
 from calm.confidence import CONFIDENCE, LayerView
 from calm.config import DataConfig, Measure
 from calm.data.text import encode_source
 from calm.decode_batch import BatchDecoder
 from calm.errors import CheckpointError, ConfigError
-from calm.models.build import PUBLISHED_BIN, build_from_published
-from calm.models.folder import SETTINGS, WEIGHTS, load
+from calm.models.build import build_from_published, weight_files
+from calm.models.causal import CausalModel
+from calm.models.folder import SETTINGS, load
 from calm.models.settings import EarlyExitSettings, default_exit_layers
-from calm.models.t5 import EarlyExitT5
+from calm.models.speaking import SpeakingModel
 from calm.policies import Full
 from calm.records import Example
 
 from .common import plain
 
 
-def open_any(folder: Path, data: DataConfig | None, device: str) -> EarlyExitT5:
-    """A model folder of ours, or a plain T5 folder, whose lengths and prefix are then the corpus's; in fp32.
+def open_any(folder: Path, data: DataConfig | None, device: str) -> SpeakingModel:
+    """A model folder of ours, or a plain one, whose lengths and prefix are then the corpus's; in fp32.
 
     Raises:
         ConfigError: a plain folder, and no corpus was chosen.
@@ -39,19 +40,14 @@ def open_any(folder: Path, data: DataConfig | None, device: str) -> EarlyExitT5:
     if is_ours(folder):
         model = load(folder, device)
     elif not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} has no config.json; checkpoint= takes the path of a T5 folder")
+        raise CheckpointError(f"{folder} has no config.json; checkpoint= takes the path of a model folder")
     elif data is None:
-        raise ConfigError(f"{folder} is a plain T5, which does not say what it is for; choose a corpus with data=NAME")
+        raise ConfigError(f"{folder} is a plain model, which does not say what for; choose a corpus with data=NAME")
     else:
         lengths = {name: getattr(data, name) for name in ("max_source_tokens", "max_target_tokens", "source_prefix")}
         settings = EarlyExitSettings([], **lengths, truncate=data.truncate.value, data=plain(data))
         model = build_from_published(str(folder), settings).to(device).eval()
         model.settings.exit_layers = default_exit_layers(model.num_layers)
-    if len(model.tokenizer) > model.vocab_size:
-        raise CheckpointError(
-            f"{folder}: its tokenizer has {len(model.tokenizer)} words and the model {model.vocab_size}; they are not "
-            "of one model"
-        )
     if model.num_layers < 2:
         raise CheckpointError(f"{folder} has one decoder layer: there is nothing to leave early")
     return model
@@ -63,11 +59,12 @@ def is_ours(folder: Path) -> bool:
 
 
 def weights_hash(folder: Path) -> str:
-    """sha256 of the file that the weights were read from."""
-    return sha256_file(next(path for name in (WEIGHTS, PUBLISHED_BIN) if (path := folder / name).is_file()))
+    """sha256 of the file that the weights were read from; of the hashes, where they came in parts."""
+    hashes = [sha256_file(path) for path in weight_files(folder)]
+    return hashes[0] if len(hashes) == 1 else sha256_bytes("".join(hashes).encode())
 
 
-def answers(model: EarlyExitT5, examples: Sequence[Example], batch_size: int) -> list[dict[str, Any]]:
+def answers(model: SpeakingModel, examples: Sequence[Example], batch_size: int) -> list[dict[str, Any]]:
     """One record an article, JSON-ready: see ``layers_of``; and ``id``, ``source_tokens``, ``tokens``, ``ended``.
 
     ``near_ties`` counts tokens where the pass over the answer says another word at the last layer than the decode did.
@@ -91,7 +88,7 @@ def answers(model: EarlyExitT5, examples: Sequence[Example], batch_size: int) ->
 
 @torch.inference_mode()
 def layers_of(
-    model: EarlyExitT5, source: list[int], tokens: Sequence[int]
+    model: SpeakingModel, source: list[int], tokens: Sequence[int]
 ) -> tuple[Int[np.ndarray, "layers tokens"], dict[str, Any]]:
     """Argmax of every layer at every token of an answer, through the shared norm and head; and what follows from it.
 
@@ -104,7 +101,7 @@ def layers_of(
     before = torch.tensor([[model.start_token_id, *tokens[:-1]]], device=model.device)
     said, margin, cosine = [], [], []
     previous = None
-    for layer, hidden in enumerate(model.decoder_hiddens(model.encode(ids, mask), mask, before), start=1):
+    for layer, hidden in enumerate(model.answer_hiddens(ids, mask, before), start=1):
         view = LayerView(layer, hidden[0], previous, model.logits, model.classifier)
         said.append(view.argmax.cpu().numpy())
         margin.append(float(CONFIDENCE[Measure.softmax](view).sum()))
@@ -115,6 +112,8 @@ def layers_of(
         raise CheckpointError("the model's layers are not finite in fp32; its weights are damaged")
     table = np.stack(said)
     first, settled = depths(table)
+    if isinstance(model, CausalModel):
+        first[0] = settled[0] = model.num_layers  # its prompt says the first token, and no exit saves anything of it
     return table, {
         "first": first.tolist(),
         "settled": settled.tolist(),

@@ -13,7 +13,7 @@ from .common import articles_of, choose_model, say
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from calm.models.t5 import EarlyExitT5
+    from calm.models.speaking import SpeakingModel
 
 Prompt = str | list[int]
 
@@ -61,7 +61,7 @@ def read_prompts(config: LoadConfig) -> Prompts:
     return Prompts(found, about, None if model is None else _counter(model))
 
 
-def _model(config: LoadConfig) -> "EarlyExitT5 | None":
+def _model(config: LoadConfig) -> "SpeakingModel | None":
     """The folder, where its corpus or its tokenizer is needed."""
     chosen = (config.random_tokens, config.prompts, config.data) != (None, None, None)
     encodes = config.as_ids and config.random_tokens is None
@@ -72,7 +72,7 @@ def _model(config: LoadConfig) -> "EarlyExitT5 | None":
     return load(choose_model(config.checkpoint))
 
 
-def _counter(model: "EarlyExitT5") -> "Callable[[str], int]":
+def _counter(model: "SpeakingModel") -> "Callable[[str], int]":
     from calm.data.text import text_ids
 
     return lambda text: len(text_ids(model.tokenizer, text))

@@ -33,7 +33,7 @@ from .common import (
 
 if TYPE_CHECKING:
     from calm.decode_spec import DecodeSpec
-    from calm.models.t5 import EarlyExitT5
+    from calm.models.speaking import SpeakingModel
     from calm.policies import Policy
     from calm.records import DecodeTrace, Example
 
@@ -52,7 +52,7 @@ class Drawn:
 class CandidateDecoder:
     """Answers at full depth of examples called ``ID#k``: greedy for k = 0, drawn for all others."""
 
-    def __init__(self, model: "EarlyExitT5", spec: "DecodeSpec", drawn: Drawn) -> None:
+    def __init__(self, model: "SpeakingModel", spec: "DecodeSpec", drawn: Drawn) -> None:
         from serve.decoder import EngineDecoder
 
         self._engine, self._drawn = EngineDecoder(model, spec).engine, drawn

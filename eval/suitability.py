@@ -2,9 +2,9 @@
 
     python -m eval.suitability checkpoint=FOLDER [data=NAME] [n=200]
 
-FOLDER is a model folder of ours or a plain T5 folder (config, weights, tokenizer). Articles of the test split are
-answered at full depth in fp32; along these answers every layer is asked what it would have said. An oracle's depth, a
-bound by bytes on what exits could save in a decode step, and a verdict by rule (eval/verdict.py) follow. A share of
+FOLDER is a model folder of ours or a plain folder (config, weights, tokenizer). Articles of the test split
+are answered at full depth in fp32; along these answers every layer is asked what it would have said. An oracle's depth,
+a bound by bytes on what exits could save in a decode step, and a verdict by rule (eval/verdict.py) follow. A share of
 layers is no speed-up, and the bound is of steps whose time goes by their bytes: where products take the time, as in
 large batches, exits may bring more. Writes summary.json, rows.parquet and the figure.
 """
@@ -27,7 +27,7 @@ from .tables import aligned
 from .trials import Ledger, Row, Trial
 
 if TYPE_CHECKING:
-    from calm.models.t5 import EarlyExitT5
+    from calm.models.speaking import SpeakingModel
     from calm.records import Example
 
 UNIMPORTANT = ("checkpoint", "batches", "bootstrap", "seed", "n")  # to an article's own record
@@ -57,7 +57,8 @@ def run(config: SuitabilityConfig, run_dir: Path) -> int:
     if found.failed:
         raise CalmError(next(iter(found.failed.values())))
     rows = keep_rows(found, run_dir)
-    measured = findings(config, model, rows, is_ours(folder))
+    trained = is_ours(folder) and bool(model.settings.data)  # a folder that was only imported names no corpus
+    measured = findings(config, model, rows, trained)
     say("\n".join(aligned(table_of(measured["layers"]), left=1)))
     say("\n".join(aligned(bytes_table(measured["bounds"]), left=2)))
     say(measured["verdict"]["because"])
@@ -73,7 +74,7 @@ def run(config: SuitabilityConfig, run_dir: Path) -> int:
     return 0
 
 
-def trials(model: "EarlyExitT5", examples: "Sequence[Example]", batch_size: int) -> Iterator[Trial]:
+def trials(model: "SpeakingModel", examples: "Sequence[Example]", batch_size: int) -> Iterator[Trial]:
     """A batch of articles each, in the order of the split."""
     from .layer_answers import answers
 
@@ -82,14 +83,14 @@ def trials(model: "EarlyExitT5", examples: "Sequence[Example]", batch_size: int)
         yield Trial({"begin": begin}, lambda rows=chosen: answers(model, rows, batch_size))  # type: ignore[misc]
 
 
-def findings(config: SuitabilityConfig, model: "EarlyExitT5", rows: Sequence[Row], ours: bool) -> dict[str, Any]:
+def findings(config: SuitabilityConfig, model: "SpeakingModel", rows: Sequence[Row], ours: bool) -> dict[str, Any]:
     """All that is averaged over the articles: means over tokens, with 95 % intervals over articles."""
-    from calm.models.t5 import export_spec
+    from calm.architectures import spec_of
 
     from .exit_bytes import bounds, parts
     from .verdict import Evidence, verdict
 
-    spec, tokens = export_spec(model), np.array([row["tokens"] for row in rows])
+    spec, tokens = spec_of(model), np.array([row["tokens"] for row in rows])
     first, settled = (counted(rows, name, spec.num_layers) for name in ("first", "settled"))
     keys = round(float((tokens * (tokens + 1) / 2).sum() / tokens.sum()))  # of the mean token, itself included
     source = model.settings.max_source_tokens

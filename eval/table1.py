@@ -33,7 +33,7 @@ from .common import (
 if TYPE_CHECKING:
     from calm.data import Corpus
     from calm.decode_spec import Decode
-    from calm.models.t5 import EarlyExitT5
+    from calm.models.speaking import SpeakingModel
     from calm.policies import Policy
     from calm.records import DecodeTrace, Example
 
@@ -118,7 +118,7 @@ def decode_rows(
     return scored
 
 
-def _plan(config: Table1Config, folder: Path, model: "EarlyExitT5", dtype: str) -> tuple["Plan", dict[str, Any]]:
+def _plan(config: Table1Config, folder: Path, model: "SpeakingModel", dtype: str) -> tuple["Plan", dict[str, Any]]:
     from calm.calibration import ModelIdentity, load_artifacts
     from calm.calibration.artifact import served_as
     from calm.papers import given_thresholds
@@ -142,7 +142,7 @@ def _plan(config: Table1Config, folder: Path, model: "EarlyExitT5", dtype: str) 
     ), identity.to_json()
 
 
-def _corpus(config: Table1Config, model: "EarlyExitT5") -> "Corpus":
+def _corpus(config: Table1Config, model: "SpeakingModel") -> "Corpus":
     from calm.calibration.trained import training_rows
     from calm.data import check_overlap, load_corpus
     from calm.errors import CalibrationError
@@ -159,13 +159,15 @@ def _corpus(config: Table1Config, model: "EarlyExitT5") -> "Corpus":
     return corpus
 
 
-def _name(model: "EarlyExitT5") -> str:
+def _name(model: "SpeakingModel") -> str:
     from calm.papers import model_name
 
     return model_name(model.settings.model, model.hf.config.to_dict())
 
 
-def _table(config: Table1Config, model: "EarlyExitT5", corpus: str, scored: Sequence["Scored"]) -> list[dict[str, Any]]:
+def _table(
+    config: Table1Config, model: "SpeakingModel", corpus: str, scored: Sequence["Scored"]
+) -> list[dict[str, Any]]:
     from calm.papers import paper_row
 
     from .records import table_row

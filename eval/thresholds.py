@@ -29,7 +29,7 @@ from .thresholds_rows import Answers, Measured, rows_of
 from .trials import Found, Ledger, Trial
 
 if TYPE_CHECKING:
-    from calm.models.t5 import EarlyExitT5
+    from calm.models.speaking import SpeakingModel
     from calm.records import Example
 
 UNIMPORTANT = (  # to an article's answer at a point that the trial names
@@ -85,7 +85,7 @@ def run(config: ThresholdsConfig, run_dir: Path) -> int:
     return UNFINISHED if failed else 0
 
 
-def articles_of_splits(config: ThresholdsConfig, model: "EarlyExitT5") -> "tuple[str, dict[str, list[Example]]]":
+def articles_of_splits(config: ThresholdsConfig, model: "SpeakingModel") -> "tuple[str, dict[str, list[Example]]]":
     """Name of the corpus; its first articles of dev, calibration and test, one of each family in the last two.
 
     Raises:
@@ -111,7 +111,7 @@ def articles_of_splits(config: ThresholdsConfig, model: "EarlyExitT5") -> "tuple
     return corpus.name, splits
 
 
-def known_measures(config: ThresholdsConfig, model: "EarlyExitT5") -> list[Measure]:
+def known_measures(config: ThresholdsConfig, model: "SpeakingModel") -> list[Measure]:
     """Those asked for, without ``classifier``, which is said, where the model has none.
 
     Raises:

@@ -12,7 +12,7 @@ from .common import choose_runner, decoder_maker
 
 if TYPE_CHECKING:
     from calm.decode_spec import Decode
-    from calm.models.t5 import EarlyExitT5
+    from calm.models.speaking import SpeakingModel
     from calm.policies import Confident, Policy
     from calm.records import DecodeTrace, Example
 
@@ -120,7 +120,7 @@ class Points:
     def __init__(
         self,
         config: ThresholdsConfig,
-        model: "EarlyExitT5",
+        model: "SpeakingModel",
         decoders: Decoders,
         dev: "Sequence[Example]",
         articles: "Sequence[Example]",

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from calm.config import Table1Config
-from calm.models.t5 import EarlyExitT5
+from calm.models.speaking import SpeakingModel
 from calm.tracking import Tracker
 from calm.tracking_cards import calibration_card, folder_name, model_card, report_card
 from calm.tracking_tables import track_table1
@@ -14,7 +14,7 @@ from .records import Scored
 
 
 def track(
-    config: Table1Config, run_dir: Path, summary: dict[str, Any], model: EarlyExitT5, scored: Sequence[Scored]
+    config: Table1Config, run_dir: Path, summary: dict[str, Any], model: SpeakingModel, scored: Sequence[Scored]
 ) -> None:
     """The table's numbers into metrics.jsonl, and with tables and lineage into W&B where that is on."""
 

@@ -19,7 +19,7 @@ from .requests import Answer, Status
 
 if TYPE_CHECKING:
     from calm.decode_spec import Decode, DecodeSpec
-    from calm.models.t5 import EarlyExitT5
+    from calm.models.speaking import SpeakingModel
 
 
 class EngineDecoder:
@@ -30,7 +30,7 @@ class EngineDecoder:
     Raises ConfigError for another backfill than ``project``.
     """
 
-    def __init__(self, model: EarlyExitT5, spec: DecodeSpec) -> None:
+    def __init__(self, model: SpeakingModel, spec: DecodeSpec) -> None:
         if spec.backfill is not Backfill.project:
             raise ConfigError(
                 f"decoder=engine fills by 'project' only, not by {spec.backfill.value!r}; use decoder=batch"
@@ -74,6 +74,6 @@ def trace_of(answer: Answer) -> DecodeTrace:
     )
 
 
-def engine_decoder(model: EarlyExitT5, spec: DecodeSpec) -> Decode:
+def engine_decoder(model: SpeakingModel, spec: DecodeSpec) -> Decode:
     """What a DecodeSpec with ``decoder=engine`` is given to make its decoder with."""
     return EngineDecoder(model, spec)

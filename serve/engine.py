@@ -41,7 +41,7 @@ from .scheduler import Waiting
 from .wave import Spoken
 
 if TYPE_CHECKING:
-    from calm.models.t5 import EarlyExitT5
+    from calm.models.speaking import SpeakingModel
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Engine:
 
     def __init__(
         self,
-        model: str | Path | EarlyExitT5 | ServedModel,
+        model: str | Path | SpeakingModel | ServedModel,
         options: EngineOptions | None = None,
         *,
         device: str | torch.device = "cpu",

@@ -23,7 +23,7 @@ from .native.weights import Packed
 from .prefill import Encode
 
 if TYPE_CHECKING:
-    from calm.models.t5 import EarlyExitT5
+    from calm.models.speaking import SpeakingModel
 
 
 class ToIds(Protocol):
@@ -88,7 +88,7 @@ class ServedModel:
 
 
 def served(
-    model: str | Path | EarlyExitT5,
+    model: str | Path | SpeakingModel,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     *,
@@ -101,18 +101,20 @@ def served(
 
     Raises:
         CheckpointError: the folder cannot be loaded.
+        ConfigError: it is no T5.
         CalibrationError: an artifact in it is damaged.
     """
     from calm.calibration.artifact import load_artifacts
     from calm.data.text import decode_ids, encode_source
     from calm.models.folder import load
-    from calm.models.t5 import export_encoder, export_spec
+    from calm.models.t5 import export_encoder, export_spec, t5_only
 
     artifacts: list[Artifact] = []
     identity = None
     if isinstance(model, str | Path):
         folder = model
         model = load(folder, device, dtype)
+    model = t5_only(model, "the engine")
     spec = export_spec(model)
     if folder is not None:
         artifacts = load_artifacts(folder)

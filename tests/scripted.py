@@ -14,9 +14,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from calm.models.folder import share_embeddings
 from calm.models.settings import EarlyExitSettings
 from calm.models.t5 import EarlyExitT5
+from calm.models.t5_folder import share_embeddings
 from calm.records import Example
 
 STORY = {5: 6, 6: 7, 7: 8, 8: 1, 10: 11, 11: 1}

@@ -1,13 +1,23 @@
 """Every YAML that is shipped composes into checked objects, and the choices combine as a user expects."""
 
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from calm.cli import settings
-from calm.config import CONF_DIR, CalibrateConfig, ShapeConfig, Table1Config, TrainConfig, register
+from calm.config import (
+    CONF_DIR,
+    CalibrateConfig,
+    ExitLoss,
+    ShapeConfig,
+    Side,
+    Stage,
+    Table1Config,
+    TrainConfig,
+    register,
+)
 from calm.errors import ConfigError
 from calm.papers import given_thresholds
 
@@ -148,3 +158,39 @@ def test_below_the_border_there_are_only_plain_objects() -> None:
     config = train("+model=tiny")
     check(config, "config")
     assert config.model is not None and isinstance(config.model.shape, ShapeConfig)
+
+
+@pytest.mark.parametrize("name", choices("skip_schedule"))
+def test_every_schedule_composes_into_a_training(name: str) -> None:
+    asked = ["stage=finetune", "finetune.loss=final_only", f"+skip_schedule@finetune.skip_schedule={name}"]
+    found = train("+model=tiny", *asked, "finetune.skip_schedule.side=bottom").finetune.skip_schedule
+    assert found.max_layers is not None and found.over(8) is not None and found.side.value == "bottom"
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["stage=finetune"], "give finetune.loss=final_only"),
+        (["finetune.loss=final_only"], "give stage=finetune"),
+        (["stage=finetune", "finetune.loss=final_only", "finetune.skip_schedule.min_layers=5"], "not monotone"),
+    ],
+)
+def test_a_schedule_trains_the_last_layer_alone(argv: list[str], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        train("+model=tiny", "finetune.skip_schedule.max_layers=4", *argv)
+
+
+@pytest.mark.parametrize("corpus", ["restaurants", "debian"])
+def test_the_arms_of_skipdecode_have_one_budget(corpus: str) -> None:
+    arms = ["skipdecode", "multi_layer_exit", "calm_dec"]
+    skip, bottom, exits = (
+        train(f"+experiment={arm}_{corpus}", "checkpoint=folder", "skip_schedule@finetune.skip_schedule=layers8_3x")
+        for arm in arms
+    )
+    assert bottom.finetune.skip_schedule == replace(skip.finetune.skip_schedule, side=Side.bottom)
+    assert skip.finetune.skip_schedule.max_layers == 3 and exits.finetune.skip_schedule.max_layers is None
+    budget = ("steps", "batch_size", "lr", "lr_schedule", "warmup_steps", "optimizer", "eval_every", "eval_rows")
+    for arm in (skip, bottom, exits):
+        assert (arm.stage, arm.data.name, arm.seed) == (Stage.finetune, corpus, 0)
+        assert [getattr(arm.finetune, name) for name in budget] == [getattr(skip.finetune, name) for name in budget]
+    assert (skip.finetune.loss, exits.finetune.loss) == (ExitLoss.final_only, ExitLoss.last_plus_mean)

@@ -13,7 +13,7 @@ from torch import Tensor
 from calm.data.collate import length_batches, pad
 from calm.data.text import encode_source, encode_target
 from calm.losses import IGNORED
-from calm.models.t5 import EarlyExitT5
+from calm.models.speaking import SpeakingModel
 from calm.records import Example
 
 SOURCE_MULTIPLE, TARGET_MULTIPLE = 8, 4
@@ -49,7 +49,7 @@ class Feed:
 
     def __init__(
         self,
-        model: EarlyExitT5,
+        model: SpeakingModel,
         examples: Sequence[Example],
         batch_size: int,
         seed: int,

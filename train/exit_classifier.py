@@ -21,7 +21,7 @@ from calm.config import ClassifierConfig, ClassifierLoss
 from calm.data.collate import length_batches, pad
 from calm.errors import TrainingError
 from calm.losses import agreement_labels, geometric_loss, independent_loss
-from calm.models.t5 import EarlyExitT5
+from calm.models.speaking import SpeakingModel
 from calm.progress import Progress
 from calm.tracking import Tracker
 
@@ -79,7 +79,7 @@ def sum_over_processes(values: Tensor) -> Tensor:
 
 
 @contextmanager
-def frozen(model: EarlyExitT5) -> Iterator[None]:
+def frozen(model: SpeakingModel) -> Iterator[None]:
     """Eval mode without gradients; the mode before is put back."""
     was_training = model.training
     model.eval()
@@ -107,7 +107,7 @@ def sample(rows: Sequence[Row], tokens: int, most_rows: int, seed: int) -> list[
     return chosen[: len(chosen) // processes()[1] * processes()[1]]
 
 
-def read(model: EarlyExitT5, rows: Sequence[Row], batch_size: int, device: torch.device, bar: Progress) -> Features:
+def read(model: SpeakingModel, rows: Sequence[Row], batch_size: int, device: torch.device, bar: Progress) -> Features:
     """Run the frozen backbone over ``rows`` under teacher forcing at full depth."""
     tokens, layers = sum(len(target) for _, target in rows), model.num_layers
     features = Features(
@@ -120,7 +120,7 @@ def read(model: EarlyExitT5, rows: Sequence[Row], batch_size: int, device: torch
             sources, source_mask = (part.to(device) for part in pad([rows[i][0] for i in batch]))
             targets, kept = (part.to(device) for part in pad([rows[i][1] for i in batch], multiple=4))
             inputs = torch.cat([torch.full_like(targets[:, :1], model.start_token_id), targets[:, :-1]], dim=1)
-            hiddens = model.decoder_hiddens(model.encode(sources, source_mask), source_mask, inputs)
+            hiddens = model.answer_hiddens(sources, source_mask, inputs)
             every = torch.stack([hidden[kept] for hidden in hiddens], dim=1)  # (tokens, L, D)
             end = at + len(every)
             features.hidden[at:end] = every[:, :-1].float()
@@ -221,7 +221,7 @@ def gather(fit: Fit) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([scores for scores, _ in parts]), np.concatenate([agrees for _, agrees in parts])
 
 
-def install(model: EarlyExitT5, fit: Fit, scale: Scale) -> None:
+def install(model: SpeakingModel, fit: Fit, scale: Scale) -> None:
     """Write the best state into the model, folded so that it reads the raw residual."""
     weight, bias = scale.fold(*fit.best)
     with torch.no_grad():
@@ -230,7 +230,7 @@ def install(model: EarlyExitT5, fit: Fit, scale: Scale) -> None:
 
 
 def fit_classifier(
-    model: EarlyExitT5,
+    model: SpeakingModel,
     train_rows: Sequence[Row],
     dev_rows: Sequence[Row],
     config: ClassifierConfig,
@@ -281,7 +281,7 @@ def fit_classifier(
 
 
 def _report(
-    model: EarlyExitT5, fit: Fit, scale: Scale, config: ClassifierConfig, train_tokens: int
+    model: SpeakingModel, fit: Fit, scale: Scale, config: ClassifierConfig, train_tokens: int
 ) -> ClassifierReport:
     with torch.no_grad():
         fit.linear.weight.copy_(fit.best[0])

@@ -14,8 +14,8 @@ from calm.config import FinetuneConfig
 from calm.decode_batch import BatchDecoder
 from calm.errors import TrainingError
 from calm.metrics import rouge_l_many
-from calm.models.t5 import EarlyExitT5
-from calm.policies import Full
+from calm.models.speaking import SpeakingModel
+from calm.policies import Full, Policy, SkipSchedule
 from calm.progress import Progress
 from calm.records import Example
 
@@ -27,7 +27,7 @@ from .optim import build_optimizer, learning_rate, load_optimizer, names_in_orde
 from .sharded import sharded
 from .signals import Stopped
 from .state import Best, TrainerState, discard, folder_of, is_whole, point, rotate, save_checkpoint, steps_after
-from .step import SpeakingLoss, Stepper, StepResult
+from .step import SpeakingLoss, Stepper, StepResult, schedule_of
 from .whole import whole_model
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Finetune:
     def __init__(
         self,
         context: Context,
-        model: EarlyExitT5,
+        model: SpeakingModel,
         train: list[Example],
         dev: list[Example],
         state: TrainerState,
@@ -164,18 +164,21 @@ class Finetune:
         self._clock = time.monotonic()
 
     def _validate_when_due(self, bar: Progress) -> None:
-        """ROUGE-L of the full model on the validation rows; a new best is saved and remembered."""
+        """ROUGE-L at full depth, or by the schedule, on the validation rows; a new best is saved and remembered."""
         state = self.state
         due = state.step > state.validated and (
             state.step % self.config.eval_every == 0 or state.step == self.config.steps
         )
         if not due or not self.dev:
             return
-        score = evaluate(self.context, whole_model(self.model), self.dev)
+        model = whole_model(self.model)
+        policy = Full() if (schedule := schedule_of(model, self.config)) is None else SkipSchedule(schedule)
+        score = evaluate(self.context, model, self.dev, policy)
         self.wrapped.train()
         state.validated = state.step
         self.context.track({"eval/rougeL": score, "eval/rows": len(self.dev)}, state.step)
-        bar.say(f"step {state.step}: full-depth ROUGE-L {score:.4f} on {len(self.dev)} validation rows")
+        how = "full-depth" if isinstance(policy, Full) else "scheduled"
+        bar.say(f"step {state.step}: {how} ROUGE-L {score:.4f} on {len(self.dev)} validation rows")
         if score > state.best.rouge_l:
             state.best.step, state.best.rouge_l = state.step, score
             self._save(again=True)  # this step may have been saved before it was validated
@@ -190,7 +193,7 @@ class Finetune:
         self.context.on_main(lambda: self._write(model, optimizer))
         self._saved = self.state.step
 
-    def _write(self, model: EarlyExitT5, optimizer: tuple[dict[str, torch.Tensor], dict[str, Any]]) -> None:
+    def _write(self, model: SpeakingModel, optimizer: tuple[dict[str, torch.Tensor], dict[str, Any]]) -> None:
         run_dir, state = self.context.run_dir, self.state
         target = save_checkpoint(run_dir, model, optimizer, self.config.optimizer.value, state)
         if state.best.step == state.step:
@@ -202,11 +205,17 @@ class Finetune:
         rotate(run_dir, state, self.config.keep, self._whole)
 
 
-def prepare_model(model: EarlyExitT5, config: FinetuneConfig) -> EarlyExitT5:
-    """Dropout and checkpointing as asked; gradients for all but the exit classifier, which a new backbone voids."""
+def prepare_model(model: SpeakingModel, config: FinetuneConfig) -> SpeakingModel:
+    """Dropout and checkpointing as asked; gradients for all but the exit classifier, which a new backbone voids.
+
+    Raises:
+        ConfigError: a schedule exceeds the model's depth.
+    """
     model.requires_grad_(True)
     model.classifier.requires_grad_(False)
     model.settings.has_classifier = False
+    schedule = schedule_of(model, config)
+    model.settings.skip_schedule = None if schedule is None else schedule.to_json()
     if config.dropout_rate is not None:
         model.hf.config.dropout_rate = config.dropout_rate
         for module in model.modules():
@@ -219,13 +228,13 @@ def prepare_model(model: EarlyExitT5, config: FinetuneConfig) -> EarlyExitT5:
     return model
 
 
-def evaluate(context: Context, model: EarlyExitT5, rows: list[Example]) -> float:
-    """Mean ROUGE-L of the full model over ``rows``, decoded by all processes; the same number in each."""
+def evaluate(context: Context, model: SpeakingModel, rows: list[Example], policy: Policy) -> float:
+    """Mean ROUGE-L over ``rows``, decoded by all processes; the same number in each."""
     model.eval()
     score = torch.zeros(1, dtype=torch.float64, device=context.device)
     with sharded(BatchDecoder(model), context.accelerator) as decode:
         if decode is not None:
-            traces = decode(rows, Full())
+            traces = decode(rows, policy)
             score += float(rouge_l_many([trace.text for trace in traces], [row.target for row in rows]).mean())
     if context.world > 1:
         score = context.accelerator.reduce(score, "sum")

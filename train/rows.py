@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import overload
 
 from calm.data.text import encode_source, encode_target
-from calm.models.t5 import EarlyExitT5
+from calm.models.speaking import SpeakingModel
 from calm.records import Example
 
 Row = tuple[Sequence[int], Sequence[int]]
@@ -13,7 +13,7 @@ Row = tuple[Sequence[int], Sequence[int]]
 class EncodedRows(Sequence[Row]):
     """(source ids, target ids), EOS last in both, of a split too large to tokenise whole."""
 
-    def __init__(self, model: EarlyExitT5, examples: Sequence[Example]) -> None:
+    def __init__(self, model: SpeakingModel, examples: Sequence[Example]) -> None:
         self._model, self._examples = model, examples
 
     def __len__(self) -> int:

@@ -18,7 +18,7 @@ from calm.errors import CheckpointError, ConfigError
 from calm.locking import RunLock
 from calm.models import folder as model_folder
 from calm.models.settings import EarlyExitSettings
-from calm.models.t5 import EarlyExitT5
+from calm.models.speaking import SpeakingModel
 from calm.records import RunRecord
 from calm.tracking import Tracker
 from calm.tracking_cards import model_card, said_name, weights_card
@@ -238,7 +238,7 @@ def _settings_of(stage: str, context: Context, begun: Start) -> dict[str, Any]:
     return dict(plain({**vars(getattr(context.config, stage)), **written}))
 
 
-def _finetuned(context: Context, begun: Start, output: Path, done: Done) -> EarlyExitT5:
+def _finetuned(context: Context, begun: Start, output: Path, done: Done) -> SpeakingModel:
     """The model of a resumed run whose stage 1 is done: its best, not that of its newest checkpoint."""
     if not done.has("finetune", _settings_of("finetune", context, begun)):
         raise ConfigError(
@@ -249,7 +249,7 @@ def _finetuned(context: Context, begun: Start, output: Path, done: Done) -> Earl
     return _load(context, output)
 
 
-def _finetune(context: Context, begun: Start, output: Path, done: Done) -> EarlyExitT5:
+def _finetune(context: Context, begun: Start, output: Path, done: Done) -> SpeakingModel:
     """Stage 1; leaves the best weights in ``output`` and returns that model."""
     config, state = context.config.finetune, begun.state
     settings = _settings_of("finetune", context, begun)
@@ -281,11 +281,11 @@ def stored(config: TrainConfig) -> torch.dtype:
     return torch.bfloat16 if config.store is Precision.bf16 else torch.float32
 
 
-def _load(context: Context, folder: Path) -> EarlyExitT5:
+def _load(context: Context, folder: Path) -> SpeakingModel:
     return model_folder.load(folder, context.device)
 
 
-def _classifier(context: Context, model: EarlyExitT5, begun: Start, output: Path, done: Done) -> None:
+def _classifier(context: Context, model: SpeakingModel, begun: Start, output: Path, done: Done) -> None:
     """Stage 2 on the frozen backbone; leaves the model with its classifier in ``output``."""
     config = context.config
     settings = _settings_of("classifier", context, begun)

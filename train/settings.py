@@ -18,6 +18,8 @@ FIXED = (
     "min_exit_layer",
     "finetune.optimizer",
     "finetune.batch_size",
+    "finetune.skip_schedule.max_layers",
+    "finetune.skip_schedule.min_layers",
 )
 UNRECORDED = ("resume", "allow_override")
 

@@ -18,7 +18,7 @@ from calm.models import folder as model_folder
 from calm.models.build import build_from_published, build_from_scratch
 from calm.models.cut import keep_first_layers
 from calm.models.settings import EarlyExitSettings, default_exit_layers
-from calm.models.t5 import EarlyExitT5
+from calm.models.speaking import SpeakingModel
 
 from .context import Context
 from .settings import changes, check_changes, plain
@@ -33,7 +33,7 @@ SPLITS = ("train", "dev", "calibration")
 class Start:
     """A model, its corpus, and where training stands. ``checkpoint`` is the folder resumed from, if any."""
 
-    model: EarlyExitT5
+    model: SpeakingModel
     corpus: Corpus
     state: TrainerState
     checkpoint: Path | None = None
@@ -85,7 +85,7 @@ def _move_on(state: TrainerState, changed: dict[str, tuple[Any, Any]]) -> None:
         state.position.epoch, state.position.batch = state.position.epoch + 1, 0
 
 
-def _new(context: Context, splits: Sequence[str]) -> tuple[EarlyExitT5, Corpus]:
+def _new(context: Context, splits: Sequence[str]) -> tuple[SpeakingModel, Corpus]:
     config = context.config
     if config.checkpoint is not None:
         own = model_folder.load(config.checkpoint)
@@ -158,7 +158,7 @@ def _settings(config: TrainConfig, exit_layers: list[int]) -> EarlyExitSettings:
     )
 
 
-def _fitted(model: EarlyExitT5, config: TrainConfig, own_exits: bool = True) -> EarlyExitT5:
+def _fitted(model: SpeakingModel, config: TrainConfig, own_exits: bool = True) -> SpeakingModel:
     """Give the model the run's lengths, corpus and exits; a trained exit classifier stays.
 
     Without ``exit_layers=`` the exits are those that the model had, with ``own_exits`` and if it had any, else all.
@@ -172,6 +172,8 @@ def _fitted(model: EarlyExitT5, config: TrainConfig, own_exits: bool = True) -> 
         raise ConfigError(str(error)) from None
     model.settings = _settings(config, layers)
     model.settings.has_classifier = was.has_classifier
+    model.settings.source_start, model.settings.source_end = was.source_start, was.source_end
+    model.settings.skip_schedule = was.skip_schedule
     model.settings.model = model.settings.model or was.model
     model.settings.earlier_data = [
         each for each in [*was.earlier_data, was.data] if each and each != model.settings.data

@@ -15,7 +15,7 @@ from torch import Tensor
 from calm.checkpoint import atomic_folder, failpoint, read_json, verify_manifest, write_atomic, write_json
 from calm.errors import CheckpointError
 from calm.models import folder as model_folder
-from calm.models.t5 import EarlyExitT5
+from calm.models.speaking import SpeakingModel
 
 from .batches import Position
 from .optim import save_optimizer
@@ -90,7 +90,7 @@ def folder_of(run_dir: Path, step: int) -> Path:
 
 def save_checkpoint(
     run_dir: Path,
-    model: EarlyExitT5,
+    model: SpeakingModel,
     optimizer: tuple[dict[str, Tensor], dict[str, Any]],
     kind: str,
     state: TrainerState,

@@ -5,12 +5,12 @@ import copy
 import torch
 from torch import nn
 
-from calm.models.t5 import EarlyExitT5
+from calm.models.speaking import SpeakingModel
 
 from .optim import whole
 
 
-def whole_model(model: EarlyExitT5) -> EarlyExitT5:
+def whole_model(model: SpeakingModel) -> SpeakingModel:
     """The model itself, or under FSDP a copy with full tensors. All processes must call it."""
     if not any(hasattr(parameter, "placements") for parameter in model.parameters()):
         return model

@@ -12,7 +12,7 @@ from ..config import CalibrationConfig, DataConfig, DecoderName, Head, Measure
 from ..data import Corpus, load_corpus
 from ..errors import ConfigError
 from ..models.folder import add_sidecar
-from ..models.t5 import EarlyExitT5
+from ..models.speaking import SpeakingModel
 from ..records import Example
 from .artifact import Artifact
 from .calibrate import calibrate
@@ -46,7 +46,7 @@ def work_folder(folder: str | Path) -> Path:
     return folder.with_name(f"{folder.name}-calibration")
 
 
-def check_possible(config: CalibrationConfig, model: EarlyExitT5, dtype: str = "float32") -> None:
+def check_possible(config: CalibrationConfig, model: SpeakingModel, dtype: str = "float32") -> None:
     """Raise ConfigError for what cannot be calibrated here, before anything expensive is done.
 
     Args:
@@ -84,7 +84,7 @@ def needed_text(config: CalibrationConfig, n: int) -> str:
 
 def certify_folder(
     folder: str | Path,
-    model: EarlyExitT5,
+    model: SpeakingModel,
     decode: Decode,
     config: CalibrationConfig,
     data: DataConfig,

@@ -18,7 +18,7 @@ from ..errors import CalibrationError
 from ..records import Example
 
 if TYPE_CHECKING:
-    from ..models.t5 import EarlyExitT5
+    from ..models.speaking import SpeakingModel
 
 MODEL_FILES = ("model.safetensors", "exit_classifier.safetensors", "config.json")
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model")  # tokenizer_config.json changes with every load and save
@@ -139,7 +139,7 @@ class ModelIdentity:
         exit_layers: checked layers, ascending.
         num_layers: L.
         max_target_tokens: N.
-        max_source_tokens, source_prefix, truncate: how a source becomes ids.
+        max_source_tokens, source_prefix, truncate, source_start, source_end: how a source becomes ids.
         backfill: what layers above an exit keep.
         decoder, rule: who decoded the risk table. Recorded, not compared: row-exact rules give the same tokens.
     """
@@ -158,11 +158,13 @@ class ModelIdentity:
     truncate: str = "head"
     decoder: str = DecoderName.batch.value
     rule: str = "own"
+    source_start: tuple[int, ...] = ()
+    source_end: tuple[int, ...] | None = None
 
     @classmethod
     def of(
         cls,
-        model: "EarlyExitT5",
+        model: "SpeakingModel",
         folder: str | Path,
         *,
         dtype: str,
@@ -189,6 +191,8 @@ class ModelIdentity:
             truncate=settings.truncate,
             decoder=decoder.value,
             rule=rule,
+            source_start=tuple(settings.source_start),
+            source_end=None if settings.source_end is None else tuple(settings.source_end),
         )
 
     def served_by(self, head: Head, head_k: int, dtype: str | None = None) -> "ModelIdentity":
@@ -218,11 +222,15 @@ class ModelIdentity:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "exit_layers": list(self.exit_layers)}
+        """JSON-ready; what stands around a source is told only where that is more than a T5's EOS."""
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        usual: dict[str, Any] = {"source_start": [], "source_end": None}
+        return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "ModelIdentity":
-        return cls(**{**values, "exit_layers": tuple(values["exit_layers"])})
+        known: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
+        return cls(**known)
 
 
 def _shown(value: Any) -> str:

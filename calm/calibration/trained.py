@@ -12,7 +12,7 @@ from ..config import DataConfig
 from ..data import load_corpus
 from ..data.files import user_path
 from ..errors import ConfigError, DataError
-from ..models.t5 import EarlyExitT5
+from ..models.speaking import SpeakingModel
 from ..records import Example
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _HARMLESS = ("max_eval_rows", "max_train_rows", "cache_dir", "row_policy", "targets")
 
 
-def training_rows(model: EarlyExitT5, data: DataConfig) -> list[Example]:
+def training_rows(model: SpeakingModel, data: DataConfig) -> list[Example]:
     """The train splits of the corpora that the model was trained on, one after another.
 
     Without those that are split like ``data``; empty where no corpus is told. Where a corpus of training can no
@@ -34,7 +34,7 @@ def training_rows(model: EarlyExitT5, data: DataConfig) -> list[Example]:
     return [row for values in corpora if values for row in _rows_of(values, model, data)]
 
 
-def _rows_of(values: dict[str, Any], model: EarlyExitT5, data: DataConfig) -> list[Example]:
+def _rows_of(values: dict[str, Any], model: SpeakingModel, data: DataConfig) -> list[Example]:
     try:
         trained = DataConfig.from_values(values)
         if _membership(trained) == _membership(data):

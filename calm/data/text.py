@@ -90,14 +90,15 @@ def _cut(piece: str, pattern: re.Pattern[str]) -> Iterable[str]:
 
 
 def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    return [str(token) for token in tokenizer.all_special_tokens]
+    return [str(token) for token in tokenizer.convert_ids_to_tokens(sorted(_control_ids(tokenizer)))]
 
 
 def _control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Ids that text must not reach; unk is one of them because ``<unk>`` can be spelt too."""
     cached: frozenset[int] | None = getattr(tokenizer, "_calm_control_ids", None)
     if cached is None:
-        cached = frozenset(tokenizer.all_special_ids)
+        special = (index for index, token in tokenizer.added_tokens_decoder.items() if token.special)
+        cached = frozenset([*tokenizer.all_special_ids, *special])  # a GGUF's tokenizer names only some of them
         tokenizer._calm_control_ids = cached
     return cached
 
@@ -118,19 +119,29 @@ def truncate_ids(ids: Sequence[int], budget: int, how: str) -> list[int]:
 def encode_source(
     tokenizer: PreTrainedTokenizerBase, text: str, settings: SourceSettings, *, cut: bool = True
 ) -> list[int]:
-    """Prefix + text, truncated so that EOS is the last of at most ``max_source_tokens`` ids.
+    """Prefix + text between what the model's settings put around it, truncated to ``max_source_tokens`` ids in all.
+
+    Without settings of their own (those of a corpus) texts end with EOS, as a T5's do.
 
     Raises:
-        DataError: lone surrogate; a text that is longer, where it may not be ``cut``.
+        DataError: lone surrogate; a text that is longer, where it may not be ``cut``; no room for any text.
     """
     ids = text_ids(tokenizer, settings.source_prefix + text)
-    if not cut and len(ids) >= settings.max_source_tokens:
+    start, end = list(getattr(settings, "source_start", ())), getattr(settings, "source_end", None)
+    end = [tokenizer.eos_token_id] if end is None else list(end)
+    around = len(start) + len(end)
+    if around > settings.max_source_tokens:
         raise DataError(
-            f"the text has {len(ids) + 1} tokens, the model takes {settings.max_source_tokens}; shorten it, or let it "
-            "be cut (truncate=true)"
+            f"max_source_tokens={settings.max_source_tokens} is less than the {around} tokens that stand around a "
+            "source"
+        )
+    if not cut and len(ids) + around > settings.max_source_tokens:
+        raise DataError(
+            f"the text has {len(ids) + around} tokens, the model takes {settings.max_source_tokens}; shorten it, or "
+            "let it be cut (truncate=true)"
         )
     how = getattr(settings.truncate, "value", settings.truncate)
-    return [*truncate_ids(ids, settings.max_source_tokens - 1, how), tokenizer.eos_token_id]
+    return [*start, *truncate_ids(ids, settings.max_source_tokens - around, how), *end]
 
 
 def encode_target(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: int) -> list[int]:

@@ -10,6 +10,7 @@ from .invariance import InvarianceConfig
 from .length import LengthConfig
 from .report import ReportConfig
 from .shallow import ShallowConfig
+from .skipdecode import SkipDecodeConfig
 from .slowest_row import SlowestRowConfig
 from .suitability import SuitabilityConfig
 from .thresholds import ThresholdsConfig
@@ -24,6 +25,7 @@ SCHEMAS: dict[str, Any] = {  # by program
     "length": LengthConfig,
     "report": ReportConfig,
     "shallow": ShallowConfig,
+    "skipdecode": SkipDecodeConfig,
     "slowest_row": SlowestRowConfig,
     "suitability": SuitabilityConfig,
     "thresholds": ThresholdsConfig,
@@ -39,6 +41,7 @@ __all__ = [
     "LengthConfig",
     "ReportConfig",
     "ShallowConfig",
+    "SkipDecodeConfig",
     "SlowestRowConfig",
     "SuitabilityConfig",
     "ThresholdsConfig",

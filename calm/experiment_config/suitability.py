@@ -9,8 +9,8 @@ from ..config import INF, DataConfig, Device, check_once_each, check_range
 class SuitabilityConfig:
     """python -m eval.suitability."""
 
-    checkpoint: str | None = None  # a model folder, or a plain T5 folder; default: the newest model folder under runs/
-    data: DataConfig | None = None  # default: as the model was trained; a plain T5 folder needs one
+    checkpoint: str | None = None  # a model folder or a plain one; default: the newest model folder under runs/
+    data: DataConfig | None = None  # default: as the model was trained; a plain folder needs one
     n: int = 200  # articles of the test split, as far as it has them
     batches: list[int] = field(default_factory=lambda: [1, 8])  # whose steps are counted: small ones go by bytes
     batch_size: int = 25  # articles that are decoded at once, and kept at once in the ledger

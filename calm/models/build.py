@@ -12,11 +12,14 @@ from ..checkpoint import load_tensors, read_json
 from ..config import ShapeConfig
 from ..errors import CheckpointError
 from .copying import init_copying
-from .folder import WEIGHTS, assemble, read_config, share_embeddings
+from .folder import WEIGHTS, check_tokenizer, read_config
+from .frame import frame_of
 from .settings import EarlyExitSettings
+from .speaking import SpeakingModel
 from .t5 import EarlyExitT5
+from .t5_folder import share_embeddings, untied_after_all
 
-PUBLISHED_BIN = "pytorch_model.bin"
+PUBLISHED_BIN, PARTS_INDEX = "pytorch_model.bin", f"{WEIGHTS}.index.json"
 
 
 def build_from_scratch(
@@ -52,8 +55,12 @@ def build_from_scratch(
     return EarlyExitT5(hf, tokenizer, settings)
 
 
-def build_from_published(name_or_path: str, settings: EarlyExitSettings) -> EarlyExitT5:
-    """A published T5 (v1.0, FLAN, v1.1): raw config.json, safetensors or ``pytorch_model.bin``, its tokenizer.
+def build_from_published(name_or_path: str, settings: EarlyExitSettings) -> SpeakingModel:
+    """A published T5 (v1.0, FLAN, v1.1), Llama or OPT: raw config.json, its tokenizer, its weights.
+
+    Weights are safetensors, whole or in parts, or ``pytorch_model.bin``.
+
+    A decoder-only model's prompts get what its tokenizer puts around them (calm.models.frame).
 
     Raises:
         CheckpointError: the hub cannot be reached, or the folder is incomplete or does not fit its config.
@@ -62,30 +69,47 @@ def build_from_published(name_or_path: str, settings: EarlyExitSettings) -> Earl
     for name in ("config.json", "tokenizer_config.json"):
         if (folder / name).is_file() and "auto_map" in read_json(folder / name):
             raise CheckpointError(f"{folder / name} asks for code of its own (auto_map), which is never run")
-    config, tied = read_config(folder)
+    kind, config, tied = read_config(folder)
     tensors, where = _published_tensors(folder)
     if not tied and "lm_head.weight" not in tensors:
         raise CheckpointError(f"{where} lacks lm_head.weight though config.json says that the head is not tied")
     tensors = {name: tensor.float() for name, tensor in tensors.items()}
-    tied = tied and not _untied_after_all(config, tensors)
-    hf = assemble(config, tied, tensors, where)
-    return EarlyExitT5(hf, _tokenizer(folder), settings)
+    if config.is_encoder_decoder:
+        tied = tied and not untied_after_all(config, tensors)
+    tokenizer = _tokenizer(folder)
+    check_tokenizer(tokenizer, int(config.vocab_size), str(folder))
+    if not config.is_encoder_decoder:
+        settings.source_start, settings.source_end = frame_of(tokenizer)
+    return kind.wrap(kind.assemble(config, tied, tensors, where), tokenizer, settings)
 
 
-def _untied_after_all(config: T5Config, tensors: dict[str, Tensor]) -> bool:
-    """transformers 5 says ``tie_word_embeddings: true`` of every T5 it writes; the scale and the tensors tell."""
-    shared, head = tensors.get("shared.weight"), tensors.get("lm_head.weight")
-    if config.scale_decoder_outputs or shared is None or head is None:
-        return False
-    return not torch.equal(shared, head)
+def weight_files(folder: Path) -> list[Path]:
+    """The files that a published folder's weights are read from: safetensors, whole or in parts, before a .bin.
+
+    Raises:
+        CheckpointError: there are none, or the index of the parts is damaged.
+    """
+    index, parts = folder / PARTS_INDEX, [WEIGHTS]
+    if not (folder / WEIGHTS).is_file() and index.is_file():
+        named = read_json(index).get("weight_map")
+        parts = sorted({str(name) for name in named.values()}) if isinstance(named, dict) else []
+        if not parts or any(Path(name).name != name for name in parts):
+            raise CheckpointError(f"{index} names no files of weights in its folder")
+    elif not (folder / WEIGHTS).is_file():
+        parts = [PUBLISHED_BIN]
+        if not (folder / PUBLISHED_BIN).is_file():
+            raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {PUBLISHED_BIN}; is the download complete?")
+    return [folder / name for name in parts]
 
 
 def _published_tensors(folder: Path) -> tuple[dict[str, Tensor], str]:
-    safe, pickled = folder / WEIGHTS, folder / PUBLISHED_BIN
-    if safe.is_file():
-        return load_tensors(safe), str(safe)
-    if not pickled.is_file():
-        raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {PUBLISHED_BIN}; is the download complete?")
+    files = weight_files(folder)
+    if files[0].name != PUBLISHED_BIN:
+        found: dict[str, Tensor] = {}
+        for file in files:
+            found |= load_tensors(file)
+        return found, str(files[0] if len(files) == 1 else folder / PARTS_INDEX)
+    pickled = files[0]
     try:
         values: dict[str, Any] = torch.load(pickled, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a damaged or hostile file

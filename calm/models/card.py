@@ -3,25 +3,31 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .t5 import EarlyExitT5
+    from .speaking import SpeakingModel
 
 
-def model_card(model: "EarlyExitT5") -> str:
+def model_card(model: "SpeakingModel") -> str:
     """Markdown with the metadata block that Hugging Face reads."""
     config, settings = model.hf.config, model.settings
     corpus = settings.data.get("name", "unknown")
+    encoder_decoder = bool(config.is_encoder_decoder)
+    kind = type(model).__name__.removeprefix("EarlyExit")
+    auto = "AutoModelForSeq2SeqLM" if encoder_decoder else "AutoModelForCausalLM"
+    layers = f"{model.num_layers} decoder layers"
+    if encoder_decoder:
+        layers = f"{config.num_layers} encoder + {layers}"
     lines = [
         "---",
         "library_name: transformers",
-        "tags: [t5, early-exit, calm]",
+        f"tags: [{config.model_type}, early-exit, calm]",
         "---",
         "",
-        f"# Early-exit T5 ({config.num_layers} encoder + {model.num_layers} decoder layers, d_model {model.d_model})",
+        f"# Early-exit {kind} ({layers}, d_model {model.d_model})",
         "",
         f"Every decoder layer can speak through the shared norm and head. Trained on `{corpus}`; sources of up to "
         f"{settings.max_source_tokens} tokens, answers of up to {settings.max_target_tokens}.",
         "",
-        "A plain T5 folder: `AutoModelForSeq2SeqLM.from_pretrained(folder)` opens it at full depth. With exits:",
+        f"A plain {kind} folder: `{auto}.from_pretrained(folder)` opens it at full depth. With exits:",
         "",
         "```python",
         "import calm",
@@ -32,7 +38,18 @@ def model_card(model: "EarlyExitT5") -> str:
         f"Exits are allowed after layers {settings.exit_layers}. Certified thresholds, where they were calibrated, are "
         "in `calibration/`.",
     ]
-    if model.num_layers > int(config.num_layers):
+    if settings.skip_schedule is not None:
+        lines += [
+            "",
+            "**Trained by a schedule of layers** (`skip_schedule` in `early_exit.json`), so that only its last layer "
+            "that runs speaks, and full depth is not what it was trained for. It is decoded by",
+            "",
+            "```python",
+            "schedule = calm.LayerSchedule.from_json(model.settings.skip_schedule)",
+            "calm.BatchDecoder(model)(examples, calm.SkipSchedule(schedule))",
+            "```",
+        ]
+    if encoder_decoder and model.num_layers > int(config.num_layers):
         lines += [
             "",
             "**Slow in plain transformers:** the decoder is deeper than the encoder, and transformers sizes its cache "

@@ -1,4 +1,4 @@
-"""A model folder: a plain T5 that Auto classes and CTranslate2 open unchanged, plus our sidecars.
+"""A model folder: a plain T5, Llama or OPT that Auto classes and CTranslate2 open unchanged, plus our sidecars.
 
     config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json README.md
     early_exit.json exit_classifier.safetensors calibration/*.json MANIFEST.json
@@ -9,11 +9,11 @@ random weights, and nothing in a folder is executed.
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, GenerationConfig, T5Config, T5ForConditionalGeneration
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..checkpoint import (
     MANIFEST,
@@ -27,18 +27,34 @@ from ..checkpoint import (
     write_manifest,
 )
 from ..errors import FP16_REFUSED, CheckpointError
+from . import llama_folder, opt_folder, t5_folder
 from .card import model_card
 from .settings import EarlyExitSettings
-from .t5 import EarlyExitT5
+from .speaking import SpeakingModel
 
 WEIGHTS, CLASSIFIER, SETTINGS = "model.safetensors", "exit_classifier.safetensors", "early_exit.json"
 PICKLED = ("*.bin", "*.pkl", "*.pickle", "*.pt", "*.pth", "*.ckpt")
-EMBEDDING_COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-# written by T5 checkpoints before 2021; T5 has no bias in cross-attention
-SPURIOUS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
-def save(model: EarlyExitT5, folder: str | Path, dtype: torch.dtype | None = None) -> Path:
+@runtime_checkable  # argument checks in tests ask isinstance
+class Kind(Protocol):
+    """What a module such as ``t5_folder`` knows of folders of its architecture."""
+
+    ARCHITECTURE: str
+
+    @property
+    def wrap(self) -> type[SpeakingModel]: ...
+    def read_config(self, values: dict[str, Any], path: Path) -> tuple[Any, bool]: ...
+    def assemble(self, config: Any, tied: bool, tensors: dict[str, Tensor], where: str) -> Any: ...
+    def weights(self, model: SpeakingModel) -> dict[str, Tensor]: ...
+    def more_config(self, model: SpeakingModel) -> dict[str, Any]: ...
+    def generation_config(self, model: SpeakingModel) -> Any: ...
+
+
+KINDS: dict[str, Kind] = {"t5": t5_folder, "llama": llama_folder, "opt": opt_folder}  # by the model_type of config.json
+
+
+def save(model: SpeakingModel, folder: str | Path, dtype: torch.dtype | None = None) -> Path:
     """Write the whole folder atomically; an existing one is replaced, its calibration with it.
 
     Args:
@@ -52,12 +68,13 @@ def save(model: EarlyExitT5, folder: str | Path, dtype: torch.dtype | None = Non
     dtype = dtype or model.dtype
     if dtype is torch.float16:
         raise CheckpointError(FP16_REFUSED)
-    tensors = {name: tensor.to(dtype) for name, tensor in weights(model).items()}
+    kind = KINDS[model.hf.config.model_type]
+    tensors = {name: tensor.to(dtype) for name, tensor in kind.weights(model).items()}
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     with atomic_folder(folder, failpoints="model", needed=size) as temporary:
         save_tensors(temporary / WEIGHTS, tensors)
-        write_json(temporary / "config.json", _config_values(model, dtype))
-        _generation_config(model).save_pretrained(temporary)
+        write_json(temporary / "config.json", _config_values(kind, model, dtype))
+        kind.generation_config(model).save_pretrained(temporary)
         model.tokenizer.save_pretrained(temporary)
         write_json(temporary / SETTINGS, model.settings.to_json())
         if model.settings.has_classifier:
@@ -66,7 +83,7 @@ def save(model: EarlyExitT5, folder: str | Path, dtype: torch.dtype | None = Non
     return Path(folder)
 
 
-def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> EarlyExitT5:
+def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> SpeakingModel:
     """Open a model folder in eval mode; arithmetic in ``dtype``, whatever the weights are stored in.
 
     Raises:
@@ -78,15 +95,16 @@ def load(folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dt
     refuse_foreign(folder)
     if not (folder / SETTINGS).is_file():
         raise CheckpointError(
-            f"{folder} has no {SETTINGS}: it is no early-exit model folder. To train one from a plain T5 folder: "
+            f"{folder} has no {SETTINGS}: it is no early-exit model folder. To train one from a plain folder: "
             f"python -m train +model=small model.pretrained={folder}"
         )
     verify_manifest(folder, ignore=["calibration/*"], allow_unlisted=True)
-    config, tied = read_config(folder)
+    kind, config, tied = read_config(folder)
     settings = EarlyExitSettings.from_json(read_json(folder / SETTINGS), str(folder / SETTINGS))
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    hf = assemble(config, tied, load_tensors(folder / WEIGHTS), str(folder / WEIGHTS))
-    model = EarlyExitT5(hf, tokenizer, settings)
+    check_tokenizer(tokenizer, int(config.vocab_size), str(folder))
+    hf = kind.assemble(config, tied, load_tensors(folder / WEIGHTS), str(folder / WEIGHTS))
+    model = kind.wrap(hf, tokenizer, settings)
     if settings.has_classifier:
         _load_classifier(model, folder / CLASSIFIER)
     model.to(dtype)
@@ -121,74 +139,30 @@ def refuse_foreign(folder: Path) -> None:
             raise CheckpointError(f"{path} asks for code of its own (auto_map); remove that entry")
 
 
-def read_config(folder: Path) -> tuple[T5Config, bool]:
-    """The T5Config of a folder, and whether its head is tied (from the raw file: T5Config forgets it)."""
-    values = read_json(folder / "config.json")
-    if values.get("model_type") != "t5":
-        raise CheckpointError(f"{folder / 'config.json'}: model_type is {values.get('model_type')!r}, expected 't5'")
+def read_config(folder: Path) -> tuple[Kind, Any, bool]:
+    """The kind of a folder, its config, and whether its head is tied."""
+    path = folder / "config.json"
+    values = read_json(path)
+    kind = KINDS.get(values.get("model_type", ""))
+    if kind is None:
+        known = ", ".join(repr(name) for name in KINDS)
+        raise CheckpointError(f"{path}: model_type is {values.get('model_type')!r}, expected one of {known}")
     if values.get("dtype", values.get("torch_dtype")) == "float16":
-        raise CheckpointError(f"{folder / 'config.json'}: {FP16_REFUSED}")
-    config = T5Config.from_dict(values)
-    config._attn_implementation = "eager"
-    return config, values.get("tie_word_embeddings", True) is not False
+        raise CheckpointError(f"{path}: {FP16_REFUSED}")
+    return kind, *kind.read_config(values, path)
 
 
-def assemble(config: T5Config, tied: bool, tensors: dict[str, Tensor], where: str) -> T5ForConditionalGeneration:
-    """Put tensors into a T5 built without weights; every key and shape must match once tied weights are resolved.
-
-    Raises:
-        CheckpointError: lists the first five keys that are missing, unexpected or of another shape.
-    """
-    tensors = {name: tensor for name, tensor in tensors.items() if name != SPURIOUS}
-    shared = tensors.get("shared.weight")
-    for name in EMBEDDING_COPIES:
-        copy = tensors.pop(name, None)
-        if copy is not None and shared is not None and not torch.equal(copy, shared):
-            raise CheckpointError(f"{where}: {name} differs from shared.weight; a T5 has one input embedding")
-    if tied and shared is not None and "lm_head.weight" in tensors:
-        if not torch.equal(tensors.pop("lm_head.weight"), shared):
-            raise CheckpointError(f"{where}: config.json ties the head, yet lm_head.weight differs from shared.weight")
-    if any(tensor.dtype is torch.float16 for tensor in tensors.values()):
-        tensors = {name: tensor.float() for name, tensor in tensors.items()}  # published storage, not arithmetic
-    with torch.device("meta"):
-        model = T5ForConditionalGeneration(config)
-    expected = {name: tensor.shape for name, tensor in model.state_dict().items() if name not in EMBEDDING_COPIES}
-    if tied:
-        expected.pop("lm_head.weight")
-    problems = [f"missing {name}" for name in expected if name not in tensors]
-    problems += [f"unexpected {name}" for name in tensors if name not in expected]
-    problems += [
-        f"{name} has shape {tuple(tensors[name].shape)}, config.json asks for {tuple(shape)}"
-        for name, shape in expected.items()
-        if name in tensors and tensors[name].shape != shape
-    ]
-    if problems:
-        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise CheckpointError(f"{where} does not fit config.json: {'; '.join(problems[:5])}{more}")
-    model.load_state_dict(tensors, strict=False, assign=True)
-    share_embeddings(model, tied)
-    model.requires_grad_(True)
-    model.generation_config = GenerationConfig.from_model_config(config)
-    return model.eval()
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocabulary: int, where: str) -> None:
+    """Raise CheckpointError where the tokenizer has words that the model cannot read, or no end of text."""
+    if tokenizer.eos_token_id is None:
+        raise CheckpointError(f"{where}: its tokenizer names no EOS token, so no answer could end")
+    if len(tokenizer) > vocabulary:
+        raise CheckpointError(
+            f"{where}: its tokenizer has {len(tokenizer)} words and the model {vocabulary}; they are not of one model"
+        )
 
 
-def share_embeddings(model: T5ForConditionalGeneration, tied: bool) -> None:
-    """One input embedding; the head is the same parameter when tied, else its own (transformers 5 would tie it)."""
-    model.encoder.embed_tokens.weight = model.shared.weight
-    model.decoder.embed_tokens.weight = model.shared.weight
-    if tied:
-        model.lm_head.weight = model.shared.weight
-    elif model.lm_head.weight is model.shared.weight:
-        model.lm_head.weight = torch.nn.Parameter(model.shared.weight.detach().clone())
-
-
-def weights(model: EarlyExitT5) -> dict[str, Tensor]:
-    """Every tensor once, by its Hugging Face name, without the exit classifier."""
-    skip = set(EMBEDDING_COPIES) | ({"lm_head.weight"} if model.tied else set())
-    return {name: tensor.detach() for name, tensor in model.hf.state_dict().items() if name not in skip}
-
-
-def _load_classifier(model: EarlyExitT5, path: Path) -> None:
+def _load_classifier(model: SpeakingModel, path: Path) -> None:
     tensors = load_tensors(path)
     try:
         model.classifier.linear.load_state_dict(tensors)
@@ -196,32 +170,13 @@ def _load_classifier(model: EarlyExitT5, path: Path) -> None:
         raise CheckpointError(f"{path} does not fit the model: {' '.join(str(error).split())}") from None
 
 
-def _config_values(model: EarlyExitT5, dtype: torch.dtype) -> dict[str, Any]:
+def _config_values(kind: Kind, model: SpeakingModel, dtype: torch.dtype) -> dict[str, Any]:
     values: dict[str, Any] = json.loads(model.hf.config.to_json_string(use_diff=False))
-    values["architectures"] = ["T5ForConditionalGeneration"]
-    values["tie_word_embeddings"] = model.tied
-    values["scale_decoder_outputs"] = bool(model.hf.config.scale_decoder_outputs)
+    values |= {"architectures": [kind.ARCHITECTURE], "tie_word_embeddings": model.tied, **kind.more_config(model)}
     values["dtype"] = str(dtype).removeprefix("torch.")
     for name in ("_name_or_path", "_attn_implementation"):
         values.pop(name, None)
     return values
 
 
-def _generation_config(model: EarlyExitT5) -> GenerationConfig:
-    config = GenerationConfig(
-        decoder_start_token_id=model.start_token_id,
-        eos_token_id=model.eos_token_id,
-        pad_token_id=model.pad_token_id,
-        max_new_tokens=model.settings.max_target_tokens,
-    )
-    if deeper_decoder(model):
-        # transformers 5.24 sizes its cache by the encoder's layers and fails beyond them
-        config.use_cache = False
-    return config
-
-
-def deeper_decoder(model: EarlyExitT5) -> bool:
-    return model.num_layers > int(model.hf.config.num_layers)
-
-
-__all__ = ["MANIFEST", "add_sidecar", "assemble", "load", "read_config", "refuse_foreign", "save", "weights"]
+__all__ = ["MANIFEST", "add_sidecar", "check_tokenizer", "load", "read_config", "refuse_foreign", "save"]

@@ -14,25 +14,31 @@ class EarlyExitSettings:
 
     Attributes:
         exit_layers: layers after which a row may leave, ascending, within 1..L-1.
-        max_source_tokens: source length in tokens, EOS included.
+        max_source_tokens: source length in tokens, all that is put around it included.
         max_target_tokens: N, the longest answer in tokens, EOS included.
         source_prefix: text put before every source.
+        source_start: ids put before that, such as a decoder-only model's BOS or the head of its chat template.
+        source_end: ids put after every source; None is EOS alone, as a T5's encoder wants it.
         truncate: ``head`` or ``head_tail``: which tokens of a longer source are kept.
         data: the corpus settings the model was trained on last, as plain values.
         earlier_data: those of the trainings before that, on another corpus or otherwise split.
         has_classifier: True once the exit classifier has been trained.
         model: name of the architecture that training started from, such as ``t5-v1_1-small``.
+        skip_schedule: plain values of the LayerSchedule that it was trained to be decoded by; None of other models.
     """
 
     exit_layers: list[int]
     max_source_tokens: int = 512
     max_target_tokens: int = 128
     source_prefix: str = ""
+    source_start: list[int] = field(default_factory=list)
+    source_end: list[int] | None = None
     truncate: str = "head"
     data: dict[str, Any] = field(default_factory=dict)
     earlier_data: list[dict[str, Any]] = field(default_factory=list)
     has_classifier: bool = False
     model: str = ""
+    skip_schedule: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self)}

@@ -1,50 +1,25 @@
 """A T5 (v1.0, FLAN, v1.1) whose every decoder layer can speak through the shared norm and head.
 
-CALM (Schuster et al., 2022), section 3: the token distribution after layer i is the shared head applied to
-the shared final norm of that layer's residual stream. The exit classifier reads the raw residual stream.
 Weights, config and tokenizer are Hugging Face's; the loop over decoder layers is ours.
 """
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase, T5ForConditionalGeneration
+from transformers import T5ForConditionalGeneration
 
+from ..errors import ConfigError
 from .base import BiasKind, DecoderSpec, EncoderSpec
-from .settings import EarlyExitSettings
+from .speaking import SpeakingModel
 
 
-class ExitClassifier(nn.Module):
-    """P(exit) = sigmoid(w.h + b): one linear layer for all layers, in fp32, d + 1 parameters (CALM section 3.5)."""
-
-    def __init__(self, d_model: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(d_model, 1)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def logit(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows"]:
-        weight, bias = self.linear.weight.float(), self.linear.bias.float()
-        return F.linear(hidden.float(), weight, bias).squeeze(-1)
-
-    def forward(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows"]:
-        return self.logit(hidden).sigmoid()
-
-
-class EarlyExitT5(nn.Module):
+class EarlyExitT5(SpeakingModel):
     """A T5, its tokenizer, its exit classifier and its settings."""
 
-    def __init__(
-        self, hf: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, settings: EarlyExitSettings
-    ) -> None:
-        super().__init__()
-        self.hf = hf
-        self.tokenizer = tokenizer
-        self.settings = settings
-        self.classifier = ExitClassifier(int(hf.config.d_model))
+    hf: T5ForConditionalGeneration
 
     @property
     def num_layers(self) -> int:
@@ -53,10 +28,6 @@ class EarlyExitT5(nn.Module):
     @property
     def d_model(self) -> int:
         return int(self.hf.config.d_model)
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self.hf.config.vocab_size)
 
     @property
     def eos_token_id(self) -> int:
@@ -70,14 +41,6 @@ class EarlyExitT5(nn.Module):
     def start_token_id(self) -> int:
         start = self.hf.config.decoder_start_token_id
         return self.pad_token_id if start is None else int(start)
-
-    @property
-    def device(self) -> torch.device:
-        return self.head_weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.head_weight.dtype
 
     @property
     def tied(self) -> bool:
@@ -104,8 +67,14 @@ class EarlyExitT5(nn.Module):
         encoder_hidden: Float[Tensor, "batch source d_model"],
         attention_mask: Bool[Tensor, "batch source"],
         decoder_input_ids: Int[Tensor, "batch target"],
+        reach: Sequence[int] | None = None,
     ) -> list[Float[Tensor, "batch target d_model"]]:
-        """Teacher forcing at full depth: the raw residual stream after every decoder layer."""
+        """Teacher forcing: the raw residual stream after every decoder layer.
+
+        Args:
+            reach: for each layer how many positions run it, the first ones (calm.layer_schedule); the others pass it
+                by, and their residual with them. Default: all of them run every layer.
+        """
         decoder = self.hf.decoder
         hidden = decoder.dropout(decoder.embed_tokens(decoder_input_ids))
         length = decoder_input_ids.shape[1]
@@ -117,9 +86,12 @@ class EarlyExitT5(nn.Module):
         bias = decoder.block[0].layer[0].SelfAttention.compute_bias(length, length)  # (1, H, T, T)
         no_bias = torch.zeros((1, bias.shape[1], length, attention_mask.shape[1]), device=bias.device, dtype=bias.dtype)
         hiddens: list[Tensor] = []
-        for block in decoder.block:
-            # positionally, as gradient checkpointing wants it
-            hidden = block(hidden, causal, bias, encoder_hidden, source_mask, no_bias)[0]
+        for number, block in enumerate(decoder.block):
+            # no later position runs the layer, so what these attend to is whole; positionally for checkpointing
+            n = length if reach is None else min(reach[number], length)
+            mask, near = causal[..., :n, :n], bias[..., :n, :n]
+            run = block(hidden[:, :n], mask, near, encoder_hidden, source_mask, no_bias[..., :n, :])[0]
+            hidden = run if n == length else torch.cat([run, hidden[:, n:]], dim=1)
             hiddens.append(hidden)
         return hiddens
 
@@ -128,8 +100,25 @@ class EarlyExitT5(nn.Module):
         normed: Tensor = self.hf.decoder.dropout(self.hf.decoder.final_layer_norm(hidden))
         return normed * self.head_scale if self.head_scale != 1.0 else normed
 
-    def logits(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
-        return F.linear(self.norm(hidden), self.head_weight)
+    def answer_hiddens(
+        self,
+        source_ids: Int[Tensor, "batch source"],
+        source_mask: Bool[Tensor, "batch source"],
+        decoder_ids: Int[Tensor, "batch target"],
+    ) -> list[Float[Tensor, "batch target d_model"]]:
+        return self.decoder_hiddens(self.encode(source_ids, source_mask), source_mask, decoder_ids)
+
+
+def t5_only(model: nn.Module, what: str) -> EarlyExitT5:
+    """The model itself where it is a T5.
+
+    Raises:
+        ConfigError: it is another one; ``what`` names who asks.
+    """
+    if not isinstance(model, EarlyExitT5):
+        kind = type(model).__name__.removeprefix("EarlyExit")
+        raise ConfigError(f"{what} takes T5 models only, and this is a {kind}; decoder=batch and decoder=one take both")
+    return model
 
 
 def export_spec(model: EarlyExitT5) -> DecoderSpec:
@@ -143,6 +132,7 @@ def export_spec(model: EarlyExitT5) -> DecoderSpec:
             tensors[f"{number}.cross_{name}"] = getattr(cross.EncDecAttention, name).weight
     return DecoderSpec(
         num_layers=model.num_layers,
+        num_kv_heads=int(config.num_heads),
         vocab_size=model.vocab_size,
         bias_kind=BiasKind.relative_buckets,
         cross_attention=True,

@@ -38,7 +38,10 @@ class T5Adapter:
         # sized as it is filled: a cache sized from the config would get the encoder's number of layers
         return RowState(hidden, EncoderDecoderCache(DynamicCache(), DynamicCache()))
 
-    def embed(self, token: int, step: int) -> Float[Tensor, "1 1 d_model"]:
+    def prompt_hidden(self, state: RowState) -> None:
+        return None
+
+    def embed(self, token: int, step: int, state: RowState | None = None) -> Float[Tensor, "1 1 d_model"]:
         hidden: Tensor = self.model.hf.decoder.embed_tokens(torch.tensor([[token]], device=self.model.device))
         return hidden
 
@@ -62,15 +65,15 @@ class T5Adapter:
         return out
 
     def kv(
-        self, index: int, hidden: Float[Tensor, "1 1 d_model"]
+        self, index: int, hidden: Float[Tensor, "1 1 d_model"], state: RowState | None = None, step: int = 0
     ) -> tuple[Float[Tensor, "1 heads 1 d_kv"], Float[Tensor, "1 heads 1 d_kv"]]:
+        """K and V of layer ``index``; those of a T5 know neither positions nor the rest of the row."""
         sublayer = self._blocks[index - 1].layer[0]
         normed, attention = sublayer.layer_norm(hidden), sublayer.SelfAttention
         shape = (1, 1, -1, attention.key_value_proj_dim)
         return attention.k(normed).view(shape).transpose(1, 2), attention.v(normed).view(shape).transpose(1, 2)
 
     def write_kv(self, index: int, state: RowState, step: int, key: Tensor, value: Tensor) -> None:
-        """Put K and V of layer ``index`` at position ``step``: appended, or over what the layer itself wrote there."""
         own = state.cache.self_attention_cache
         if own.get_seq_length(index - 1) == step:
             own.update(key, value, index - 1)
@@ -79,7 +82,6 @@ class T5Adapter:
             own.layers[index - 1].values[:, :, step : step + 1] = value
 
     def read_kv(self, index: int, state: RowState, step: int) -> tuple[Tensor, Tensor]:
-        """K and V of layer ``index`` at position ``step``."""
         layer = state.cache.self_attention_cache.layers[index - 1]
         return layer.keys[:, :, step : step + 1], layer.values[:, :, step : step + 1]
 

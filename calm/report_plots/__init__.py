@@ -17,6 +17,7 @@ from .invariance import invariance_panels
 from .length import length_panels
 from .panels import Panel, draw_panels
 from .shallow import shallow_panels
+from .skipdecode import skipdecode_panels
 from .slowest_row import slowest_row_panels
 from .suitability import suitability_panels
 from .thresholds import thresholds_panels
@@ -31,6 +32,7 @@ FIGURES: dict[str, Callable[[pd.DataFrame, Mapping[str, Any]], list[Panel]]] = {
     "invariance": invariance_panels,
     "length": length_panels,
     "shallow": shallow_panels,
+    "skipdecode": skipdecode_panels,
     "slowest_row": slowest_row_panels,
     "suitability": suitability_panels,
     "thresholds": thresholds_panels,

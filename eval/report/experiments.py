@@ -96,6 +96,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         9, "uniformity", "Rows that cross together",
         "Does a batch stop earlier when its rows were trained to cross together, at equal quality?", trains=True,
     ),
+    Experiment(
+        12, "skipdecode", "Layers by position",
+        "What do fewer layers cost where the position says how many, beside exits by confidence?", trains=True,
+    ),
 )  # fmt: skip
 
 

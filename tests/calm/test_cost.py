@@ -14,10 +14,10 @@ from calm.models.base import BiasKind, DecoderSpec
 def spec_of(d_model: int, heads: int, d_ff: int, vocabulary: int = 32128, *, gated: bool = True) -> DecoderSpec:
     """Shapes without tensors: all that counting needs."""
     return DecoderSpec(
-        num_layers=8, num_heads=heads, d_model=d_model, d_kv=64, d_ff=d_ff, vocab_size=vocabulary, norm_eps=1e-6,
-        activation="gelu_new", gated=gated, bias_kind=BiasKind.relative_buckets, bias_buckets=32,
-        bias_max_distance=128, cross_attention=True, attention_scale=1.0, head_scale=1.0, start_token_id=0,
-        eos_token_id=1, pad_token_id=0, tensors={},
+        num_layers=8, num_heads=heads, num_kv_heads=heads, d_model=d_model, d_kv=64, d_ff=d_ff,
+        vocab_size=vocabulary, norm_eps=1e-6, activation="gelu_new", gated=gated,
+        bias_kind=BiasKind.relative_buckets, bias_buckets=32, bias_max_distance=128, cross_attention=True,
+        attention_scale=1.0, head_scale=1.0, start_token_id=0, eos_token_id=1, pad_token_id=0, tensors={},
     )  # fmt: skip
 
 
@@ -47,7 +47,10 @@ def test_other_shapes_have_other_parts() -> None:
     assert layer_work(SMALL).macs - layer_work(spec_of(512, 6, 1024, gated=False)).macs == 512 * 1024
     alone = dataclasses.replace(SMALL, cross_attention=False)
     assert layer_work(SMALL).macs - layer_work(alone).macs == 2 * 512 * 6 * 64
-    assert layer_work(alone, source=512) == layer_work(alone)
+    assert layer_work(alone, source=512) == layer_work(alone, keys=512)  # the prompt is in the same sequence
+    grouped = dataclasses.replace(alone, num_kv_heads=2)
+    assert layer_work(alone).macs - layer_work(grouped).macs == 2 * 512 * 4 * 64
+    assert layer_work(grouped, keys=3).row_bytes == 2 * 3 * 2 * 64 * 4
     assert cross_work(alone, 100).macs == 0
 
 

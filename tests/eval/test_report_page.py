@@ -15,6 +15,7 @@ from calm.errors import CalmError
 from calm.experiment_config import ReportConfig
 from calm.report_plots import FIGURES, panels_of
 from calm.report_plots.panels import Level, Panel, Series
+from eval.experiment import UNFINISHED
 from eval.report import __main__ as program
 from eval.report import page
 from eval.report.answer import Answer, Worth
@@ -25,7 +26,8 @@ from eval.report.experiments import EXPERIMENTS
 UNTRACKED = TrackingConfig(TrackingMode.disabled)
 
 RESULTS = Path(__file__).parents[2] / "results/debian_report"
-KEPT = sorted(FIGURES)
+UNKEPT = {"skipdecode"}  # its trainings are not made yet
+KEPT = sorted(FIGURES.keys() - UNKEPT)
 VOID = ("meta", "link", "br", "img", "hr")
 HOSTILE = "<script>window.hit = 1</script><img src=x onerror='window.hit = 1'>\"'&"
 
@@ -62,7 +64,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(RESULTS / name, folder / name)
     (folder / "of" / "model").mkdir(parents=True)
     config = ReportConfig(str(folder / "of" / "model"), run=False, tracking=UNTRACKED)
-    assert program.run(config, folder) == 0
+    assert program.run(config, folder) == (UNFINISHED if UNKEPT else 0)
     return folder
 
 
@@ -110,7 +112,7 @@ def test_a_missing_library_is_one_line_that_names_the_extra(monkeypatch: pytest.
         page.check_libraries()
 
 
-@pytest.mark.parametrize("name", sorted(FIGURES))
+@pytest.mark.parametrize("name", KEPT)
 def test_every_figure_is_readable_as_far_as_can_be_computed(name: str) -> None:
     for panel in panels_of(name, record(name)):
         assert [f"{check.name}: {check.told}" for check in failing(panel)] == [], panel.title

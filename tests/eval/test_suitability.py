@@ -145,7 +145,7 @@ def change(name: str, text: str) -> Callable[[Path], object]:
     [
         (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors nor pytorch_model.bin"),
-        (change("config.json", '{"model_type": "bart"}'), "expected 't5'"),
+        (change("config.json", '{"model_type": "bart"}'), "expected one of 't5'"),
         (lambda folder: id_tokenizer(VOCABULARY + 5).save_pretrained(folder), "has 65 words and the model 60"),
     ],
 )

@@ -25,9 +25,10 @@ for layer in (1, 2, 3):
             tensors[f"{layer}.{name}_{part}"] = torch.randn(8, 8)
     tensors[f"{layer}.ffn_up"], tensors[f"{layer}.ffn_down"] = torch.randn(16, 8), torch.randn(8, 16)
 spec = DecoderSpec(
-    num_layers=3, num_heads=2, d_model=8, d_kv=4, d_ff=16, vocab_size=11, norm_eps=1e-6, activation="relu",
-    gated=False, bias_kind=BiasKind.relative_buckets, bias_buckets=32, bias_max_distance=128, cross_attention=True,
-    attention_scale=1.0, head_scale=1.0, start_token_id=0, eos_token_id=1, pad_token_id=0, tensors=tensors,
+    num_layers=3, num_heads=2, num_kv_heads=2, d_model=8, d_kv=4, d_ff=16, vocab_size=11, norm_eps=1e-6,
+    activation="relu", gated=False, bias_kind=BiasKind.relative_buckets, bias_buckets=32, bias_max_distance=128,
+    cross_attention=True, attention_scale=1.0, head_scale=1.0, start_token_id=0, eos_token_id=1,
+    pad_token_id=0, tensors=tensors,
 )
 model = ServedModel(
     spec=spec, encode=lambda ids, mask: tensors["embed"][ids], classifier=None,

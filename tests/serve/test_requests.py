@@ -7,7 +7,8 @@ import pytest
 
 from calm.config import BatchRule, Measure
 from calm.errors import CalmError, ConfigError, DataError
-from calm.policies import Confident, Full, Oracle, Replay, Static
+from calm.layer_schedule import LayerSchedule
+from calm.policies import Confident, Full, Oracle, Replay, SkipSchedule, Static
 from calm.thresholds import ThresholdSchedule
 from serve.engine import Engine
 from serve.options import EngineOptions, RequestOptions
@@ -282,3 +283,10 @@ def test_options_take_the_plain_names_of_choices() -> None:
     assert EngineOptions(max_batch=6).ladder == (1, 2, 4, 6)
     assert EngineOptions(max_batch=1).ladder == (1,)
     assert EngineOptions(max_batch=6, buckets=(3, 6)).ladder == (3, 6)
+
+
+def test_a_schedule_of_layers_is_refused_and_the_engine_goes_on() -> None:
+    engine = story_engine()
+    with pytest.raises(ConfigError, match="'skip_schedule' is decoded by calm alone, not by the engine"):
+        engine.generate(["w3"], policy=SkipSchedule(LayerSchedule(4, 2, LENGTH)))
+    assert engine.generate(["w3"])[0].tokens == ONE

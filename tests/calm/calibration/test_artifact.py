@@ -11,6 +11,7 @@ from calm.calibration import Artifact, Certificate, load_artifacts
 from calm.calibration.identity import ModelIdentity, hash_files, hash_json, hash_rows
 from calm.config import Consistency, Measure, Schedule
 from calm.errors import CalibrationError
+from calm.models.settings import EarlyExitSettings
 from calm.records import Example
 
 from .fake_decoder import IDENTITY
@@ -177,13 +178,7 @@ def test_identity_hashes_content_not_place_or_writer(tmp_path: Path) -> None:
 def test_identity_of_a_model_reads_settings_and_folder(tmp_path: Path) -> None:
     class Model:
         num_layers = 6
-
-        class settings:  # noqa: N801 - an instance's attribute
-            exit_layers = [1, 3]
-            max_target_tokens = 20
-            max_source_tokens = 40
-            source_prefix = "p: "
-            truncate = "head"
+        settings = EarlyExitSettings([1, 3], max_source_tokens=40, max_target_tokens=20, source_prefix="p: ")
 
     folder = write_folder(tmp_path / "model")
     identity = ModelIdentity.of(Model(), folder, dtype="float32")  # type: ignore[arg-type]

@@ -1,0 +1,68 @@
+"""What eval.skipdecode found."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .words import listed, number, sign, told
+
+CLOSE = 0.01  # ROUGE-L below full depth that a reader still takes for the same quality
+NAMES = {"skipdecode": "SkipDecode", "multi_layer_exit": "multi-layer exit", "calm_dec": "CALM-DEC"}
+ORDER = {1: "better", -1: "worse", 0: "not told apart"}
+
+
+def said(summary: Mapping[str, Any]) -> list[str]:
+    """Which speed-up in layers each method holds; SkipDecode against each other method; then the clock."""
+    return [*_held(summary), *_order(summary), *_clock(summary)]
+
+
+def _held(summary: Mapping[str, Any]) -> list[str]:
+    found = []
+    for method, name in NAMES.items():
+        mine = [row for row in summary["rows"] if row["method"] == method and row["speedup"] > 1]
+        close = [row for row in mine if row["rouge_l_minus_full"] >= -CLOSE]
+        if close:
+            best = min(close, key=lambda row: row["layers"])
+            found.append(f"{name} down to {number(best['layers'])} layers a token ({best['speedup']}x)")
+        elif mine:
+            found.append(f"{name} at none of its speed-ups")
+    if not found:
+        return []
+    return [f"Within {CLOSE:g} ROUGE-L of full depth's {summary['num_layers']} layers stays {'; '.join(found)}."]
+
+
+def _order(summary: Mapping[str, Any]) -> list[str]:
+    found = []
+    for other in dict.fromkeys(pair["against"] for pair in summary["pairs"]):
+        parts = [
+            f"{ORDER[sign(pair, 'rouge_l_gained')]} at {pair['speedup']}x ({told(pair, 'rouge_l_gained', 4)}, "
+            f"{number(pair['layers'])} layers against {number(pair['other_layers'])})"
+            for pair in summary["pairs"]
+            if pair["against"] == other
+        ]
+        found.append(f"SkipDecode against {NAMES[other]}, by ROUGE-L: {listed(parts)}.")
+    return found
+
+
+def _clock(summary: Mapping[str, Any]) -> list[str]:
+    """A ratio of layers beside the time that it took."""
+    names = {row["way"]: row for row in summary["rows"]}
+    found = []
+    for batch in dict.fromkeys(clock["batch"] for clock in summary["clocks"]):
+        parts = []
+        for method, name in NAMES.items():
+            here = [
+                clock
+                for clock in summary["clocks"]
+                if clock["batch"] == batch and names.get(clock["way"], {}).get("method") == method
+            ]
+            if here:
+                best = max(here, key=lambda clock: clock["decode_tokens_ratio"])
+                ratio = told(best, "decode_tokens_ratio")
+                layers = number(summary["num_layers"] / best["layers"])
+                parts.append(f"{name} {ratio} with {layers} times fewer layers")
+        if parts:
+            found.append(
+                f"At batch {batch} in plain eager torch the fastest decode steps, as multiples of full depth's by "
+                f"time, are {'; '.join(parts)}."
+            )
+    return found

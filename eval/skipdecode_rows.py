@@ -1,0 +1,58 @@
+"""Rows of eval.skipdecode's summary, from what its trials left: means, intervals, paired differences."""
+
+from calm.experiment_config import SkipDecodeConfig
+
+from .skipdecode_tables import Paper
+from .skipdecode_ways import BASE, METHODS, SKIP
+from .trials import Row
+
+
+def quality_rows(config: SkipDecodeConfig, answered: dict[str, Row], paper: Paper) -> list[Row]:
+    """A row for each way, with intervals, the difference to the base and the paper's numbers beside."""
+    import numpy as np
+
+    from calm.metrics import with_interval
+
+    base, found = answered.get(f"{BASE}-1x"), []
+    for row in answered.values() if base is not None else ():
+        scores, first = np.array(row["scores"]), np.array(base["scores"] if base else [])
+        found.append(
+            {
+                **{name: value for name, value in row.items() if name not in ("scores", "kind")},
+                **with_interval("rouge_l", scores, config.seed, config.bootstrap),
+                **with_interval("rouge_l_minus_full", scores - first, config.seed, config.bootstrap),
+                **{
+                    f"paper_{what}": paper.at(what, row["method"], row["speedup"])
+                    for what in ("rouge_l", "bleu", "layers")
+                },
+            }
+        )
+    return found
+
+
+def clock_row(row: Row) -> Row:
+    """Of a reading what a summary keeps; samples.parquet has all of it."""
+    names = ("way", "batch", "layers", "decode_tokens_ratio", "decode_tokens_ratio_low", "decode_tokens_ratio_high")
+    return {**{name: row[name] for name in names}, "call_over_full": row["call_over_full"]}
+
+
+def pairs(config: SkipDecodeConfig, answered: dict[str, Row]) -> list[Row]:
+    """SkipDecode against each other method at the same speed-up: paired differences in ROUGE-L."""
+    import numpy as np
+
+    from calm.metrics import with_interval
+
+    found = []
+    for row in answered.values():
+        for other in METHODS if row["method"] == SKIP else ():
+            rival = answered.get(f"{other}-{row['speedup']}x")
+            if other != SKIP and rival is not None:
+                gained = np.array(row["scores"]) - np.array(rival["scores"])
+                found.append(
+                    {
+                        "speedup": row["speedup"], "against": other, "layers": row["layers"],
+                        "other_layers": rival["layers"],
+                        **with_interval("rouge_l_gained", gained, config.seed, config.bootstrap),
+                    }
+                )  # fmt: skip
+    return found
