@@ -94,6 +94,17 @@ _ABBREVIATION = re.compile(
 _BOUNDARY = re.compile(r"[.!?…][\"'”’)\]]*(?=\s)|[。！？]|\n[ \t]*\n")
 
 
+def with_ratio(name: str, sums: NDArray[Any], tokens: NDArray[Any], seed: int, n: int = 1000) -> dict[str, float]:
+    """``name``, ``name_low``, ``name_high``: the mean over all tokens of articles that have such sums over so many
+    tokens, and its 95 % interval over articles.
+
+    The mean is a ratio of two sums; the bootstrap is of its linear part, whose mean over articles is the same number.
+    """
+    middle = float(sums.sum() / tokens.sum())
+    low, high = bootstrap_ci(middle + (sums - middle * tokens) / tokens.mean(), seed, n)
+    return {name: middle, f"{name}_low": low, f"{name}_high": high}
+
+
 def median_interval(values: Iterable[Any]) -> tuple[float, float]:
     """Order statistics between which the median of the distribution lies with probability .95 at least, from six on."""
     from scipy.stats import binom

@@ -84,8 +84,7 @@ def measured_rows(ground: "Ground", batch: int) -> list[dict[str, Any]]:
     timed = in_turns(ways, ground.config)
     found = {
         name: {
-            "tokens_per_s": [each.session.tokens_per_s for each in turns.rounds],
-            "decode_tokens_per_s": [each.decode_tokens_per_s for each in turns.rounds],
+            **turns.rates,
             "latency_s": [each.session.inner_token_latency for each in turns.rounds],
         }
         for name, turns in ways.items()

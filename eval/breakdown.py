@@ -143,15 +143,15 @@ def told_of(full: Any, mine: Any, cross: float | None) -> dict[str, Any]:
 
 def of_rounds(config: BreakdownConfig, full: "Turns", mine: "Turns", batch: int, num_layers: int) -> dict[str, Any]:
     """The median of the rounds' clock ratios, the layer ratio's interval over articles, and every round's phases."""
-    from calm.metrics import with_median
+    from calm.metrics import with_median, with_ratio
 
     from .breakdown_parts import phases
-    from .suitability import spread
 
     each, base = ([phases(one, batch) for one in turns.rounds] for turns in (mine, full))
     ratios = [sum(b.values()) / sum(a.values()) for a, b in zip(each, base, strict=True)]
     sums = np.array([sum(answer.emission_layers) for answer in mine.answers])
-    layers = spread("layers", sums, np.array([len(answer.tokens) for answer in mine.answers]), config)
+    tokens = np.array([len(answer.tokens) for answer in mine.answers])
+    layers = with_ratio("layers", sums, tokens, config.seed, config.bootstrap)
     return {
         **with_median("clock_ratio", ratios),
         "layer_ratio_low": num_layers / layers["layers_high"],

@@ -258,6 +258,34 @@ def paired(
     return Paired(few, many, found.baseline, found.samples, noise)
 
 
+class Rounds(Protocol):
+    """Of a config: how often ways take turns."""
+
+    repeats: int
+    warmups: int
+    attempts: int
+    allow_noisy: bool
+
+
+def until_quiet(rounds: Rounds, attempt: Callable[[], Paired]) -> Paired:
+    """The first attempt that nobody disturbed, or the last; with ``allow_noisy`` the first.
+
+    Args:
+        attempt: times everything once more, with ``allow_noisy=None``.
+
+    Raises:
+        CalmError: the machine stays noisy through all attempts and that is not allowed.
+    """
+    found: Paired | None = None
+    for _ in range(rounds.attempts):
+        found = attempt()
+        if not found.noise.noisy or rounds.allow_noisy:
+            break
+    assert found is not None
+    found.noise.check(rounds.allow_noisy)
+    return found
+
+
 def _check(contenders: Sequence[Contender], few: int, many: int, repeats: int, warmups: int) -> None:
     names = [each.name for each in contenders]
     if not names or len(set(names)) < len(names):

@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calm.cli import program
-from calm.config import DataConfig, Measure
+from calm.config import Measure
 from calm.errors import DataError
 from calm.experiment_config import GroupingConfig
 
-from .common import Stamp, articles_of, choose_model, finish, plain, say
+from .common import Stamp, choose_model, finish, plain, say
 from .experiment import UNFINISHED, draw, keep_rows, say_columns
 from .grouping_counted import ENCODER, LENGTH, OWN, Known, counted
 from .grouping_predictor import between, binned, cross_fitted, pooled, worth
-from .grouping_timed import Timed, policy_of
-from .recorded import Recorded, read_answers, read_records
+from .grouping_timed import Timed
+from .recorded import Recorded, policy_of, read_answers, read_records, recorded_articles
 from .said.grouping import said
 from .trials import Ledger, Trial
 
@@ -126,17 +126,11 @@ class Articles:
         from .layer_answers import weights_hash
 
         torch.set_num_threads(config.threads)
-        beside = recorded.folder / "model"
-        folder = choose_model(config.checkpoint or str(beside if beside.is_dir() else recorded.summary["checkpoint"]))
+        folder = choose_model(config.checkpoint or str(recorded.model_folder or recorded.summary["checkpoint"]))
         model = t5_only(load(folder), "eval.grouping")
-        answers = {name: read_answers(recorded, name) for name in ("full", *names)}
-        ids, data = answers["full"].ids, recorded.summary.get("config", {}).get("data")
-        corpus, found = articles_of(None if data is None else DataConfig.from_values(data), model)
-        by_id = {example.id: example for example in found}
-        lacking = [each for each in ids if each not in by_id]
-        if lacking:
-            raise DataError(f"{corpus} has no test article {lacking[0]!r} of the records; give their checkpoint=")
-        examples = [by_id[each] for each in ids]
+        answers = {name: read_answers(recorded, name) for name in names}
+        corpus, examples = recorded_articles(recorded, model, "; give their checkpoint=")
+        ids = [example.id for example in examples]
         sources = [encode_source(model.tokenizer, example.source, model.settings) for example in examples]
         features, lengths = pooled(model, sources), np.array([len(each) for each in sources])
         known, table = dict[str, Known](), {row["row"]: row for row in recorded.summary["table1"]}

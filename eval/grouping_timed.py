@@ -18,7 +18,7 @@ from jaxtyping import Int
 from calm.checkpoint import read_json, write_json
 from calm.config import BatchRule, Measure
 from calm.cost import CostTable
-from calm.errors import CalmError, DataError
+from calm.errors import CalmError
 from calm.experiment_config import GroupingConfig
 
 from .clocks import AGAIN, Clocked, Contender, Paired, median_ratio, paired
@@ -196,21 +196,3 @@ class Run:
             "full_again": found.seconds(full.name + AGAIN, Clocked.call),
             "runner": self.engine.runner_name.value, "noisy": found.noise.noisy, "foreign_cpu": found.noise.foreign,
         }  # fmt: skip
-
-
-def policy_of(entry: dict[str, Any], longest: int) -> "Policy":
-    """What a row of eval.table1's table asked of its requests.
-
-    Raises:
-        DataError: it asked no confidence.
-    """
-    from calm.config import Measure, Schedule
-    from calm.policies import Confident
-    from calm.thresholds import ThresholdSchedule
-
-    if not entry.get("measure") or entry.get("threshold") is None or not entry.get("schedule"):
-        raise DataError(f"row {entry['row']!r} of the records has no measure and threshold to be timed at")
-    threshold = entry["threshold"]
-    value = tuple(threshold) if isinstance(threshold, list) else float(threshold)
-    schedule = ThresholdSchedule(value, Schedule(entry["schedule"]), length=longest)
-    return Confident(Measure(entry["measure"]), schedule)

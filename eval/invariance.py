@@ -29,7 +29,6 @@ from .changed_answers import is_row_exact, near_ties, parting
 from .common import Stamp, articles_of, asked_of, choose_model, finish, say
 from .experiment import UNFINISHED, draw, keep_rows, say_columns
 from .invariance_ways import Decoder, Way, ways_of
-from .suitability import spread
 from .trials import Ledger, Row, Trial
 
 ALONE = ("given",)
@@ -119,7 +118,7 @@ def measured(config: InvarianceConfig, decoder: Decoder, way: Way, rule: BatchRu
         layers, of which ``near_ties`` may and ``unexplained`` may not differ (null unless fp32 and row-exact);
         ``risk``; ``minus_own``: it less the risk of the rows alone, article by article; ``layers``: that gave a token.
     """
-    from calm.metrics import with_interval
+    from calm.metrics import with_interval, with_ratio
     from calm.records import mean_layers
 
     alone = decoder.alone(way)
@@ -139,7 +138,7 @@ def measured(config: InvarianceConfig, decoder: Decoder, way: Way, rule: BatchRu
         "articles": len(traces),
         "answers_changed": changed,
         **share("changed", changed, len(traces)),
-        **spread("tokens_changed", gone, np.array([len(theirs) for _, theirs in pairs]), config),
+        **with_ratio("tokens_changed", gone, np.array([len(theirs) for _, theirs in pairs]), **again),
         "parted": len(parted),
         "near_ties": excused,
         "unexplained": unexplained,

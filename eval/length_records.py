@@ -60,13 +60,10 @@ def source_tokens(config: LengthConfig, recorded: Recorded) -> SourceTokens | No
 
 
 def _model_of(config: LengthConfig, recorded: Recorded) -> Path:
-    if config.checkpoint is not None:
-        return Path(config.checkpoint)
-    named = [recorded.folder / "model", Path(recorded.summary.get("checkpoint", "model"))]
-    found = [folder for folder in named if (folder / "early_exit.json").is_file()]
-    if not found:
+    folder = recorded.model_folder if config.checkpoint is None else Path(config.checkpoint)
+    if folder is None:
         raise DataError(f"the model of {recorded.folder} is not there; give checkpoint=")
-    return found[0]
+    return folder
 
 
 def _counted(folder: Path, recorded: Recorded) -> SourceTokens:

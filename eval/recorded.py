@@ -1,17 +1,23 @@
 """Answers that eval.table1 recorded: what every row-exact schedule of them would do, without decoding again."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from calm.config import DataConfig
 from calm.errors import ConfigError, DataError
 
-from .common import say
+from .common import articles_of, say
+
+if TYPE_CHECKING:
+    from calm.models.speaking import SpeakingModel
+    from calm.policies import Policy
+    from calm.records import Example
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,12 @@ class Recorded:
     folder: Path
     summary: dict[str, Any]
     crossing: dict[str, Int[np.ndarray, "articles tokens"]]
+
+    @property
+    def model_folder(self) -> Path | None:
+        """Of the recorded model: that beside the records, else the one they name; None where neither is there."""
+        named = [self.folder / "model", Path(self.summary.get("checkpoint", "model"))]
+        return next((folder for folder in named if (folder / "early_exit.json").is_file()), None)
 
     @property
     def num_layers(self) -> int:
@@ -110,6 +122,42 @@ def read_records(folder: str | None) -> Recorded:
     if "full" not in by_row:
         raise DataError(f"{where}: its records have no row of full depth")
     return Recorded(where, summary, {name: padded(answers) for name, answers in by_row.items()})
+
+
+def recorded_articles(recorded: Recorded, model: "SpeakingModel", advice: str = "") -> "tuple[str, list[Example]]":
+    """Name of the corpus, and the test articles that were recorded, in the order of the records.
+
+    Args:
+        advice: what to do where one is lacking, at the end of the error.
+
+    Raises:
+        DataError: the corpus cannot be read, or lacks one of them.
+    """
+    data = recorded.summary.get("config", {}).get("data")
+    corpus, examples = articles_of(None if data is None else DataConfig.from_values(data), model)
+    by_id, ids = {example.id: example for example in examples}, read_answers(recorded, "full").ids
+    lacking = [each for each in ids if each not in by_id]
+    if lacking:
+        raise DataError(f"{corpus} has no test article {lacking[0]!r} of the records{advice}")
+    return corpus, [by_id[each] for each in ids]
+
+
+def policy_of(entry: Mapping[str, Any], longest: int) -> "Policy":
+    """What a row of the table asked of its requests.
+
+    Raises:
+        DataError: it asked no confidence.
+    """
+    from calm.config import Measure, Schedule
+    from calm.policies import Confident
+    from calm.thresholds import ThresholdSchedule
+
+    if not entry.get("measure") or entry.get("threshold") is None or not entry.get("schedule"):
+        raise DataError(f"row {entry['row']!r} of the records has no measure and threshold to be timed at")
+    threshold = entry["threshold"]
+    value = tuple(threshold) if isinstance(threshold, list) else float(threshold)
+    schedule = ThresholdSchedule(value, Schedule(entry["schedule"]), length=longest)
+    return Confident(Measure(entry["measure"]), schedule)
 
 
 def read_answers(recorded: Recorded, name: str) -> Answers:

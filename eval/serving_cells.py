@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from calm.config import BatchRule, Head, Measure
 from calm.errors import CalmError
 
-from .clocks import Clocked, Contender, Load, Noise, Paired, ProcLoad, ReadLoad, foreign_share, paired
+from .clocks import Clocked, Contender, Load, Noise, Paired, ProcLoad, ReadLoad, foreign_share, paired, until_quiet
 from .common import say
 from .sessions import FULL, Session, neighbours, session_of
 from .workload import Entry, Workload
@@ -123,31 +123,22 @@ class Cell:
 
     def measure(self, tick: Callable[[], object] = lambda: None) -> Paired:
         """Raise CalmError where the machine stays noisy through all attempts and that is not allowed."""
-        config = self.workload.config
+        config, few, many = self.workload.config, self.workload.few, self.workload.many
         contenders = [Contender(name, runs) for name, runs in self.runs.items()]
-        found: Paired | None = None
-        for _ in range(config.attempts):
+
+        def attempt() -> Paired:
             for runs in self.runs.values():
                 runs.sessions.clear()
-            few, many = self.workload.few, self.workload.many
             found = paired(
-                contenders,
-                few,
-                many,
-                config.repeats,
-                config.warmups,
-                allow_noisy=None,
-                tick=tick,
+                contenders, few, many, config.repeats, config.warmups, allow_noisy=None, tick=tick,
                 load=load_of(config.allow_noisy),
-            )
+            )  # fmt: skip
             for runs in self.runs.values():  # warm-ups do not count, nor the baseline's second turn
                 turns = 2 if runs.entry.role == FULL else 1
                 runs.sessions = runs.sessions[turns * config.warmups :]
-            if not found.noise.noisy or config.allow_noisy:
-                break
-        assert found is not None
-        found.noise.check(config.allow_noisy)
-        return found
+            return found
+
+        return until_quiet(config, attempt)
 
     def serve(self) -> tuple[dict[str, list[Session]], Noise]:
         """Sessions over all articles, in turn; raises CalmError as ``measure`` does."""

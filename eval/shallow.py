@@ -21,7 +21,7 @@ from calm.experiment_config import ShallowConfig
 
 from .common import Stamp, articles_of, asked_of, choose_model, finish, say
 from .experiment import UNFINISHED, draw, say_columns
-from .shallow_ways import EXIT, FULL, Way, engine_of, ways
+from .shallow_ways import EXIT, FULL, Way, engine_of, opened, ways
 from .trials import Ledger, Row, Trial
 from .workload import model_dtype
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 UNIMPORTANT = ("checkpoint", "shallow", "attempts")
 SHOWN = ("way", "batch", "rouge_l", "rouge_l_minus_full", "layers", "decode_tokens_ratio", "tokens_ratio")
-CLOCKS = ("decode_tokens", "tokens")
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,14 @@ def run(config: ShallowConfig, run_dir: Path) -> int:
     torch.set_num_threads(config.threads)
     from calm.calibration.identity import code_version, hash_rows
     from calm.models.folder import load
+    from serve.model import served
 
     dtype = config.dtype or certified_dtype(config, folder)
     folders = [folder, *(choose_model(each) for each in config.shallow)]
-    models = [opened(dtype, each) for each in folders]
+    whole = load(folder, dtype=model_dtype(dtype))
+    models = [served(whole, folder=folder), *(opened(each, dtype) for each in folders[1:])]
     check_tokenizers(folders, models)
-    corpus, articles = articles_of(config.data, load(folder), config.n)
+    corpus, articles = articles_of(config.data, whole, config.n)
     if len(articles) < 2:
         raise DataError(f"the test split of {corpus} has {len(articles)} articles; two at least are needed")
     told = {
@@ -103,13 +104,6 @@ def certified_dtype(config: ShallowConfig, folder: Path) -> str:
     except CalibrationError as error:
         say(f"{error}; decoded in fp32, and nothing is certified")
         return "fp32"
-
-
-def opened(dtype: str, folder: Path) -> "ServedModel":
-    from calm.models.folder import load
-    from serve.model import served
-
-    return served(load(folder, dtype=model_dtype(dtype)), folder=folder)
 
 
 def check_tokenizers(folders: Sequence[Path], models: "Sequence[ServedModel]") -> None:
@@ -172,8 +166,7 @@ def timed_at(asked: Asked, batch: int) -> list[Row]:
             "runner": each.engine.runner_name.value,
             "noisy": noise.noisy,
             "foreign_cpu": noise.foreign,
-            "tokens_per_s": [one.session.tokens_per_s for one in each.rounds],
-            "decode_tokens_per_s": [one.decode_tokens_per_s for one in each.rounds],
+            **each.rates,
         }
         for name, each in turns.items()
     ]
@@ -184,6 +177,8 @@ def joined(config: ShallowConfig, answered: dict[str, Row], timed: Sequence[Row]
     import numpy as np
 
     from calm.metrics import with_interval
+
+    from .timed_folder import rate_ratios
 
     if FULL not in answered:
         return []
@@ -202,20 +197,9 @@ def joined(config: ShallowConfig, answered: dict[str, Row], timed: Sequence[Row]
                 "rule": config.rule.value,
                 **with_interval("rouge_l", scores, config.seed, config.bootstrap),
                 **with_interval("rouge_l_minus_full", scores - full, config.seed, config.bootstrap),
-                **ratios(clock, base[clock["batch"]]),
+                **rate_ratios(clock, base[clock["batch"]]),
             }
         )
-    return found
-
-
-def ratios(mine: Row, other: Row) -> Row:
-    """Of tokens a second, without the encoder and with all, round by round."""
-    from calm.metrics import with_median
-
-    found: Row = {}
-    for clock in CLOCKS:
-        each = [a / b for a, b in zip(mine[f"{clock}_per_s"], other[f"{clock}_per_s"], strict=True)]
-        found |= with_median(f"{clock}_ratio", each)
     return found
 
 
@@ -224,6 +208,8 @@ def pairs(config: ShallowConfig, asked: Sequence[Way], answered: dict[str, Row],
     import numpy as np
 
     from calm.metrics import with_interval
+
+    from .timed_folder import rate_ratios
 
     clocks = {(row["way"], row["batch"]): row for row in timed}
     exits = [way for way in asked if way.role == EXIT and way.marked and way.name in answered]
@@ -238,7 +224,7 @@ def pairs(config: ShallowConfig, asked: Sequence[Way], answered: dict[str, Row],
                     {
                         "exit": one.name, "measure": one.values()["measure"], "threshold": one.threshold,
                         "tolerance": one.tolerance, "fixed": other.name, "role": other.role, "depth": other.depth,
-                        "batch": batch, **quality, **ratios(clocks[one.name, batch], clocks[other.name, batch]),
+                        "batch": batch, **quality, **rate_ratios(clocks[one.name, batch], clocks[other.name, batch]),
                     }
                 )  # fmt: skip
     return found

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calm.config import BatchRule, Consistency, Measure
@@ -141,3 +142,12 @@ def engine_of(model: "ServedModel", rule: BatchRule, dtype: str, most: int, wait
     from serve.engine import Engine
 
     return Engine(model, options_of(rule, dtype, most, waiting))
+
+
+def opened(folder: Path, dtype: str) -> "ServedModel":
+    """A model folder as it is served in one of SERVED_DTYPES."""
+    from serve.model import served
+
+    from .workload import model_dtype
+
+    return served(folder, dtype=model_dtype(dtype))

@@ -68,9 +68,12 @@ def decoded_trials(config: SlowestRowConfig, recorded: Recorded) -> Iterator[Tri
     """The rules under which rows wait, decoded; none where the recorded model is not there."""
     from .slowest_row_decoded import RULES, Decoded
 
-    decoded = Decoded(config, recorded)
-    if not config.decoded or decoded.folder is None:
+    if not config.decoded:
         return
+    if recorded.model_folder is None:
+        say(f"the model of {recorded.folder} is not there, so no batch is decoded")
+        return
+    decoded = Decoded(config, recorded)
     for name in recorded.chosen(config.rows):
         for batch in config.decoded:
             for rule in RULES:

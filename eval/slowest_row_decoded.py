@@ -3,22 +3,20 @@ change with its mates, and what ``lockstep`` asks (all confident after one layer
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calm.config import BatchRule, DataConfig
-from calm.errors import CalmError, DataError
+from calm.config import BatchRule
+from calm.errors import CalmError
 from calm.experiment_config import SlowestRowConfig
+from calm.metrics import with_ratio
 
-from .common import articles_of, say
-from .grouping_timed import policy_of
-from .recorded import Recorded, read_answers
+from .recorded import Recorded, policy_of, recorded_articles
 from .shallow_ways import engine_of
-from .suitability import spread
 
 if TYPE_CHECKING:
+    from calm.models.speaking import SpeakingModel
     from calm.policies import Policy
     from serve.model import ServedModel
 
@@ -32,37 +30,24 @@ class Decoded:
     config: SlowestRowConfig
     recorded: Recorded
 
-    @property
-    def folder(self) -> Path | None:
-        """Of the model: that beside the records, else the one they name; None, which is said, without both."""
-        named = [self.recorded.folder / "model", Path(self.recorded.summary.get("checkpoint", "model"))]
-        found = [each for each in named if (each / "early_exit.json").is_file()]
-        if not found:
-            say(f"the model of {self.recorded.folder} is not there, so no batch is decoded")
-        return found[0] if found else None
+    @cached_property
+    def _loaded(self) -> "SpeakingModel":
+        from calm.models.folder import load
+
+        assert self.recorded.model_folder is not None
+        return load(self.recorded.model_folder)
 
     @cached_property
     def model(self) -> "ServedModel":
-        from calm.models.folder import load
         from serve.model import served
 
-        assert self.folder is not None
-        return served(load(self.folder), folder=self.folder)
+        return served(self._loaded, folder=self.recorded.model_folder)
 
     @cached_property
     def sources(self) -> list[str]:
-        """Raise DataError where the corpus holds other articles than the records."""
-        from calm.models.folder import load
-
-        assert self.folder is not None
-        data = self.recorded.summary.get("config", {}).get("data")
-        corpus, examples = articles_of(None if data is None else DataConfig.from_values(data), load(self.folder))
-        by_id = {each.id: each.source for each in examples}
-        wanted = read_answers(self.recorded, "full").ids[: self.config.n]
-        lacking = [each for each in wanted if each not in by_id]
-        if lacking:
-            raise DataError(f"{corpus} has no test article {lacking[0]!r} of the records")
-        return [by_id[each] for each in wanted]
+        """Raise DataError where the corpus lacks one of the recorded articles."""
+        _, articles = recorded_articles(self.recorded, self._loaded)
+        return [each.source for each in articles[: self.config.n]]
 
     def policy(self, name: str) -> "Policy":
         entry = next(row for row in self.recorded.summary["table1"] if row["row"] == name)
@@ -88,5 +73,5 @@ class Decoded:
         layers = np.array([sum(each.emission_layers) for each in answers])
         early = np.array([sum(layer < last for layer in each.emission_layers) for each in answers])
         for key, sums in (("layers", layers), ("stops_early", early)):
-            found |= spread(key, sums, tokens, self.config)
+            found |= with_ratio(key, sums, tokens, self.config.seed, self.config.bootstrap)
         return {"rule": rule.value, "decoded": True, "articles": len(answers), **found}

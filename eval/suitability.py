@@ -12,7 +12,7 @@ large batches, exits may bring more. Writes summary.json, rows.parquet and the f
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from calm.cli import program
 from calm.device import choose_device
 from calm.errors import CalmError, DataError
 from calm.experiment_config import SuitabilityConfig
+from calm.metrics import with_ratio
 
 from .common import Stamp, articles_of, asked_of, choose_model, finish, say
 from .experiment import draw, keep_rows
@@ -31,13 +32,6 @@ if TYPE_CHECKING:
     from calm.records import Example
 
 UNIMPORTANT = ("checkpoint", "batches", "bootstrap", "seed", "n")  # to an article's own record
-
-
-class Resampled(Protocol):
-    """Of a config: how an interval is drawn."""
-
-    seed: int
-    bootstrap: int
 
 
 def run(config: SuitabilityConfig, run_dir: Path) -> int:
@@ -134,10 +128,10 @@ def counted(rows: Sequence[Row], name: str, num_layers: int) -> np.ndarray:
     return np.stack([np.bincount(row[name], minlength=num_layers + 1)[1:] for row in rows])
 
 
-def oracle_row(counts: np.ndarray, tokens: np.ndarray, config: Resampled) -> dict[str, float]:
+def oracle_row(counts: np.ndarray, tokens: np.ndarray, config: SuitabilityConfig) -> dict[str, float]:
     """Mean depth in layers and the share of the layers above it, with intervals, of tokens that leave as counted."""
     layers = counts.shape[1]
-    row = spread("depth", counts @ np.arange(1, layers + 1), tokens, config)
+    row = with_ratio("depth", counts @ np.arange(1, layers + 1), tokens, config.seed, config.bootstrap)
     above = {"skipped": "depth", "skipped_low": "depth_high", "skipped_high": "depth_low"}
     return {**row, **{name: 1 - row[depth] / layers for name, depth in above.items()}}
 
@@ -146,30 +140,19 @@ def layer_rows(
     config: SuitabilityConfig, rows: Sequence[Row], tokens: np.ndarray, first: np.ndarray, settled: np.ndarray
 ) -> list[dict[str, Any]]:
     """A record for each layer: shares of tokens 0..1; ``cosine`` is with the layer below and null at layer 1."""
+    again = {"seed": config.seed, "n": config.bootstrap}
     found = []
     for layer in range(1, first.shape[1] + 1):
         row: dict[str, Any] = {"layer": layer}
         for name in ("agree", "margin"):
-            row |= spread(name, np.array([each[name][layer - 1] for each in rows]), tokens, config)
+            row |= with_ratio(name, np.array([each[name][layer - 1] for each in rows]), tokens, **again)
         row |= dict.fromkeys(("cosine", "cosine_low", "cosine_high"))
         if layer > 1:
-            row |= spread("cosine", np.array([each["cosine"][layer - 2] for each in rows]), tokens, config)
+            row |= with_ratio("cosine", np.array([each["cosine"][layer - 2] for each in rows]), tokens, **again)
         for name, counts in (("first", first), ("settled", settled)):
             row[name] = float(counts[:, layer - 1].sum() / tokens.sum())
         found.append(row)
     return found
-
-
-def spread(name: str, sums: np.ndarray, tokens: np.ndarray, config: Resampled) -> dict[str, float]:
-    """Mean over all tokens, and its 95 % interval over articles that have such sums over so many tokens.
-
-    The mean is a ratio of two sums; the bootstrap is of its linear part, whose mean over articles is the same number.
-    """
-    from calm.metrics import bootstrap_ci
-
-    mean = float(sums.sum() / tokens.sum())
-    low, high = bootstrap_ci(mean + (sums - mean * tokens) / tokens.mean(), config.seed, config.bootstrap)
-    return {name: mean, f"{name}_low": low, f"{name}_high": high}
 
 
 def table_of(layers: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from calm.config import BatchRule, Consistency, DataConfig, Device, Head, Measure, RunnerName
 from calm.engine_config import SERVED_DTYPES, ServingConfig, served_numbers
 from calm.errors import CalibrationError, DataError
+from calm.metrics import with_median
 
-from .clocks import Contender, Paired, paired
+from .clocks import Contender, Paired, Rounds, paired, until_quiet
 from .common import choose_model, say
 from .serving_cells import load_of
 from .sessions import FULL, Session, session_of
@@ -26,15 +27,6 @@ if TYPE_CHECKING:
     from serve.requests import Answer
 
 FOREMOST = ("int8", *(each for each in SERVED_DTYPES if each != "int8"))  # dtype that is taken where several fit
-
-
-class Rounds(Protocol):
-    """Of a config: how often ways take turns."""
-
-    repeats: int
-    warmups: int
-    attempts: int
-    allow_noisy: bool
 
 
 class Timed(Rounds, Protocol):
@@ -218,6 +210,23 @@ class Turns:
             self.answers = answers
             self.rounds.append(round_of(answers, history))
 
+    @property
+    def rates(self) -> dict[str, list[float]]:
+        """Of every round: tokens a second with all included, and by the engine's own clock without the encoder."""
+        return {
+            "tokens_per_s": [each.session.tokens_per_s for each in self.rounds],
+            "decode_tokens_per_s": [each.decode_tokens_per_s for each in self.rounds],
+        }
+
+
+def rate_ratios(mine: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
+    """Of rows with ``Turns.rates``: ``decode_tokens_ratio`` and ``tokens_ratio``, medians and their intervals."""
+    found: dict[str, float] = {}
+    for clock in ("decode_tokens", "tokens"):
+        each = [a / b for a, b in zip(mine[f"{clock}_per_s"], other[f"{clock}_per_s"], strict=True)]
+        found |= with_median(f"{clock}_ratio", each)
+    return found
+
 
 def turns_of(entry: Entry, engine: "Engine", workload: Workload) -> Turns:
     """An entry of a folder's workload, over its articles."""
@@ -238,8 +247,8 @@ def in_turns(ways: Mapping[str, Turns], config: Rounds) -> Paired:
     everything = len(first.sources)
     if everything < 2:
         raise DataError("one article cannot be timed; give n=2 or more")
-    found: Paired | None = None
-    for _ in range(config.attempts):
+
+    def attempt() -> Paired:
         for turns in ways.values():
             turns.rounds.clear()
         found = paired(
@@ -249,11 +258,9 @@ def in_turns(ways: Mapping[str, Turns], config: Rounds) -> Paired:
         for turns in ways.values():  # neither warm-ups count nor the second turn of the first
             each = 2 if turns is first else 1
             turns.rounds = turns.rounds[each * config.warmups :: each]
-        if not found.noise.noisy or config.allow_noisy:
-            break
-    assert found is not None
-    found.noise.check(config.allow_noisy)
-    return found
+        return found
+
+    return until_quiet(config, attempt)
 
 
 def about_timed(workload: Workload) -> dict[str, Any]:

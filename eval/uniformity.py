@@ -22,10 +22,11 @@ from calm.experiment_config import UniformityRunConfig
 
 from .common import Stamp, articles_of, asked_of, choose_model, finish, say
 from .experiment import UNFINISHED, draw, say_columns
-from .shallow import opened
+from .shallow_ways import opened
 from .trials import Ledger, Row, Trial
 from .uniformity_curves import Curve, at_equal_quality
 from .uniformity_ways import FULL, OWN, SYNC, Asked, answered, close_enough, timed_at
+from .workload import model_dtype
 
 if TYPE_CHECKING:
     from calm.policies import Policy
@@ -41,12 +42,16 @@ def run(config: UniformityRunConfig, run_dir: Path) -> int:
     torch.set_num_threads(config.threads)
     from calm.calibration.identity import code_version, hash_rows
     from calm.models.folder import load
+    from serve.model import served
 
     if not config.uniform:
         raise ConfigError("uniform=[] names no model to compare with; train one with finetune.uniformity.weight=3")
     folders = [folder, *(choose_model(each) for each in config.uniform)]
-    models = {name: opened(config.dtype, each) for name, each in zip(labels(folders), folders, strict=True)}
-    corpus, articles = articles_of(config.data, load(folder), config.n)
+    names = labels(folders)
+    whole = load(folder, dtype=model_dtype(config.dtype))
+    models = {names[0]: served(whole, folder=folder)}
+    models |= {name: opened(each, config.dtype) for name, each in zip(names[1:], folders[1:], strict=True)}
+    corpus, articles = articles_of(config.data, whole, config.n)
     if len(articles) < 2:
         raise DataError(f"the test split of {corpus} has {len(articles)} articles; two at least are needed")
     told = {

@@ -97,8 +97,7 @@ def timed_at(asked: Asked, chosen: Chosen, batch: int) -> list[Row]:
     """
     from calm.policies import Full
 
-    from .shallow import ratios
-    from .timed_folder import Turns, in_turns, own_clock
+    from .timed_folder import Turns, in_turns, own_clock, rate_ratios
 
     config, first = asked.config, asked.articles[: asked.config.timed]
     engines = {m: own_clock(asked.engine(m, BatchRule.sync, batch), config.threads) for m in asked.models}
@@ -109,13 +108,9 @@ def timed_at(asked: Asked, chosen: Chosen, batch: int) -> list[Row]:
         name = f"{model} {measure.value}"
         told[name] = {"model": model, "measure": measure.value, "threshold": threshold}
         turns[name] = Turns(engines[model], sources[model], asked.policies(model, measure)[threshold])
-    noise, rows = in_turns(turns, config).noise, dict[str, Row]()
-    for name, each in turns.items():
-        rows[name] = {
-            "tokens_per_s": [one.session.tokens_per_s for one in each.rounds],
-            "decode_tokens_per_s": [one.decode_tokens_per_s for one in each.rounds],
-        }
+    noise = in_turns(turns, config).noise
+    rates = {name: each.rates for name, each in turns.items()}
     return [
-        {"way": name, **told[name], "noisy": noise.noisy, **row, **ratios(row, rows[FULL])}
-        for name, row in rows.items()
+        {"way": name, **told[name], "noisy": noise.noisy, **mine, **rate_ratios(mine, rates[FULL])}
+        for name, mine in rates.items()
     ]

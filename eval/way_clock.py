@@ -6,19 +6,16 @@ from typing import Protocol
 from calm.errors import CalmError
 from calm.metrics import with_median
 
-from .clocks import Clocked, Contender, paired
+from .clocks import Clocked, Contender, Rounds, paired, until_quiet
+from .serving_cells import load_of
 from .trials import Row
 
 
-class Timing(Protocol):
+class Timing(Rounds, Protocol):
     """Of a config: how often, and from which token to which."""
 
     few: int
     many: int
-    repeats: int
-    warmups: int
-    attempts: int
-    allow_noisy: bool
 
 
 def clock_rows(contenders: Sequence[Contender], timing: Timing, where: str) -> list[Row]:
@@ -33,13 +30,13 @@ def clock_rows(contenders: Sequence[Contender], timing: Timing, where: str) -> l
         CalmError: the machine stays busy through all attempts and that is not allowed, or a round has no time to
             compare.
     """
-    found = None
-    for attempt in range(timing.attempts):
-        allow = timing.allow_noisy if attempt + 1 == timing.attempts else None
-        found = paired(contenders, timing.few, timing.many, timing.repeats, timing.warmups, allow_noisy=allow)
-        if not found.noise.noisy:
-            break
-    assert found is not None
+    found = until_quiet(
+        timing,
+        lambda: paired(
+            contenders, timing.few, timing.many, timing.repeats, timing.warmups, allow_noisy=None,
+            load=load_of(timing.allow_noisy),
+        ),
+    )  # fmt: skip
     rows = []
     for name in [each.name for each in contenders]:
         over, under = found.seconds(contenders[0].name, Clocked.decode), found.seconds(name, Clocked.decode)

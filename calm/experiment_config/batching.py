@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from ..config import INF, BatchRule, DataConfig, Measure, check_once_each, check_range
 from ..engine_config import SERVED_DTYPES, check_choice
 from ..errors import ConfigError
+from .rounds import check_rounds
 
 
 @dataclass
@@ -34,22 +35,20 @@ class BatchingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batches", "simulated", "rules", "quantiles"):
+        for rows in (*self.batches, *self.simulated):
+            check_range("batches and simulated", rows, 1, INF)
+        check_rounds(self)
+        for name in ("simulated", "rules", "quantiles"):
             if getattr(self, name) or name not in ("simulated", "quantiles"):
                 check_once_each(name, getattr(self, name))
         if BatchRule.auto in self.rules:
             raise ConfigError("rules: auto is a choice among own, compact and rebatch; give those")
         if BatchRule.quantile in self.rules and not self.quantiles:
             raise ConfigError("rule quantile needs quantiles=[...], the shares of crossed rows that end a step")
-        for rows in (*self.batches, *self.simulated):
-            check_range("batches and simulated", rows, 1, INF)
         for share in self.quantiles:
             check_range("quantiles", share, 0, 1, open_low=True)
         if self.dtype is not None:
             check_choice("dtype", self.dtype, SERVED_DTYPES)
         check_range("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
         check_range("n", self.n, 2, INF)
-        for name in ("repeats", "attempts", "table_repeats", "threads"):
-            check_range(name, getattr(self, name), 1, INF)
-        check_range("warmups", self.warmups, 0, INF)
-        check_range("seed", self.seed, 0, 2**32 - 1)
+        check_range("table_repeats", self.table_repeats, 1, INF)

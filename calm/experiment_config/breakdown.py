@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from ..config import INF, BatchRule, DataConfig, Measure, check_once_each, check_range
 from ..engine_config import SERVED_DTYPES, check_choice
 from ..errors import ConfigError
+from .rounds import check_rounds
 
 
 @dataclass
@@ -28,18 +29,13 @@ class BreakdownConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batches", "rules"):
-            check_once_each(name, getattr(self, name))
+        check_rounds(self)
+        check_once_each("rules", self.rules)
         unfit = [rule.value for rule in self.rules if rule not in (BatchRule.own, BatchRule.compact)]
         if unfit:
             raise ConfigError(f"rules: {unfit[0]} has no fixed set of rows in a step; choose from own and compact")
-        for rows in self.batches:
-            check_range("batches", rows, 1, INF)
         if self.dtype is not None:
             check_choice("dtype", self.dtype, SERVED_DTYPES)
         check_range("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
         check_range("n", self.n, 2, INF)
-        for name in ("repeats", "attempts", "threads", "bootstrap"):
-            check_range(name, getattr(self, name), 1, INF)
-        check_range("warmups", self.warmups, 0, INF)
-        check_range("seed", self.seed, 0, 2**32 - 1)
+        check_range("bootstrap", self.bootstrap, 1, INF)

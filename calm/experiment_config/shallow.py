@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from ..config import INF, BatchRule, DataConfig, Measure, check_once_each, check_range
 from ..engine_config import SERVED_DTYPES, check_choice
+from .rounds import check_rounds
 
 
 @dataclass
@@ -34,16 +35,12 @@ class ShallowConfig:
         if self.dtype is not None:
             check_choice("dtype", self.dtype, SERVED_DTYPES)
         check_choice("rule", self.rule.value, ("own", "compact", "rebatch"))
-        for name in ("measures", "batches"):
-            check_once_each(name, getattr(self, name))
-        for rows in self.batches:
-            check_range("batches", rows, 1, INF)
+        check_rounds(self)
+        check_once_each("measures", self.measures)
         if self.n is not None:
             check_range("n", self.n, 2, INF)
         check_range("timed", self.timed, 2, INF)
         check_range("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
         check_range("points", self.points, 0, INF)
-        for name in ("batch_size", "repeats", "attempts", "threads", "bootstrap"):
+        for name in ("batch_size", "bootstrap"):
             check_range(name, getattr(self, name), 1, INF)
-        check_range("warmups", self.warmups, 0, INF)
-        check_range("seed", self.seed, 0, 2**32 - 1)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from ..config import INF, DataConfig, Measure, check_once_each, check_range
 from ..engine_config import SERVED_DTYPES, check_choice
+from .rounds import check_rounds
 
 
 @dataclass
@@ -30,16 +31,11 @@ class UniformityRunConfig:
 
     def __post_init__(self) -> None:
         check_choice("dtype", self.dtype, SERVED_DTYPES)
-        for name in ("measures", "batches"):
-            check_once_each(name, getattr(self, name))
-        for rows in self.batches:
-            check_range("batches", rows, 1, INF)
+        check_rounds(self)
+        check_once_each("measures", self.measures)
         if self.n is not None:
             check_range("n", self.n, 1, INF)
         check_range("close", self.close, 0, 1)
         check_range("points", self.points, 2, INF)
         check_range("timed", self.timed, 2, INF)
-        for name in ("repeats", "attempts", "threads", "bootstrap"):
-            check_range(name, getattr(self, name), 1, INF)
-        check_range("warmups", self.warmups, 0, INF)
-        check_range("seed", self.seed, 0, 2**32 - 1)
+        check_range("bootstrap", self.bootstrap, 1, INF)

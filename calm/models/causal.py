@@ -64,6 +64,14 @@ class CausalModel(SpeakingModel):
         """The decoder as tensors and flags; tensors are shared with the model, not copied."""
 
     @property
+    def num_layers(self) -> int:
+        return int(self.hf.config.num_hidden_layers)
+
+    @property
+    def d_model(self) -> int:
+        return int(self.hf.config.hidden_size)
+
+    @property
     def eos_token_id(self) -> int:
         """The tokenizer's: a config may list several ends, and answers are taught this one."""
         return int(self.tokenizer.eos_token_id)

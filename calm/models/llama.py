@@ -4,7 +4,6 @@ Weights, config, tokenizer and layers are Hugging Face's LlamaForCausalLM; the l
 """
 
 from collections.abc import Callable
-from typing import cast
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -28,23 +27,6 @@ class EarlyExitLlama(CausalModel):
         if rotary.inv_freq.dtype != kept.dtype:
             rotary.inv_freq = kept.to(rotary.inv_freq.device)
         return self
-
-    @property
-    def num_layers(self) -> int:
-        return int(self.hf.config.num_hidden_layers)
-
-    @property
-    def d_model(self) -> int:
-        return int(self.hf.config.hidden_size)
-
-    @property
-    def tied(self) -> bool:
-        return self.hf.lm_head.weight is self.hf.model.embed_tokens.weight
-
-    @property
-    def head_weight(self) -> Tensor:
-        """The shared LM head, (V, D)."""
-        return cast(Tensor, self.hf.lm_head.weight)
 
     def norm(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
         normed: Tensor = self.hf.model.norm(hidden)

@@ -4,8 +4,6 @@ Weights, config, tokenizer and layers are Hugging Face's OPTForCausalLM; the loo
 has no final norm: the residual after a layer is normed already; and its words are narrower than its residual.
 """
 
-from typing import cast
-
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -21,25 +19,8 @@ class EarlyExitOPT(CausalModel):
     hf: OPTForCausalLM
 
     @property
-    def num_layers(self) -> int:
-        return int(self.hf.config.num_hidden_layers)
-
-    @property
-    def d_model(self) -> int:
-        return int(self.hf.config.hidden_size)
-
-    @property
     def max_positions(self) -> int:
         return int(self.hf.config.max_position_embeddings)
-
-    @property
-    def tied(self) -> bool:
-        return self.hf.lm_head.weight is self.hf.model.decoder.embed_tokens.weight
-
-    @property
-    def head_weight(self) -> Tensor:
-        """The shared LM head, (V, width of the words)."""
-        return cast(Tensor, self.hf.lm_head.weight)
 
     def norm(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows width"]:
         decoder = self.hf.model.decoder

@@ -5,7 +5,7 @@ final norm of that layer's residual stream. The exit classifier reads the raw re
 """
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -90,14 +90,14 @@ class SpeakingModel(nn.Module, ABC):
         return self.head_weight.dtype
 
     @property
-    @abstractmethod
     def tied(self) -> bool:
         """Whether head and input embedding are one parameter."""
+        return bool(self.hf.lm_head.weight is self.hf.get_input_embeddings().weight)
 
     @property
-    @abstractmethod
     def head_weight(self) -> Tensor:
         """The shared LM head, (V, width that ``norm`` gives)."""
+        return cast(Tensor, self.hf.lm_head.weight)
 
     @abstractmethod
     def norm(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows width"]:

@@ -43,15 +43,6 @@ class EarlyExitT5(SpeakingModel):
         return self.pad_token_id if start is None else int(start)
 
     @property
-    def tied(self) -> bool:
-        return self.hf.lm_head.weight is self.hf.shared.weight
-
-    @property
-    def head_weight(self) -> Tensor:
-        """The shared LM head, (V, D)."""
-        return cast(Tensor, self.hf.lm_head.weight)
-
-    @property
     def head_scale(self) -> float:
         """d^-0.5 for v1.0 checkpoints (tied head), else 1."""
         return float(self.d_model**-0.5) if self.hf.config.scale_decoder_outputs else 1.0

@@ -5,10 +5,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from calm.rules import ROW_EXACT
+
 from ..clocks import LIMIT
 
 EXIT, STATIC, SHALLOW = "exit", "static", "shallow"
-EXACT = ("own", "compact", "rebatch", "auto")  # batch rules under which a certificate holds
+EXACT = tuple(rule.value for rule in ROW_EXACT)  # batch rules under which a certificate holds
 STALE = (
     KeyError,
     TypeError,

@@ -20,10 +20,9 @@ class Experiment:
 
     Attributes:
         question: that it answers.
-        takes: of checkpoint, records and data, what its settings have; its own settings tell where they are registered.
+        takes: of checkpoint, records and data, those of a program whose settings are not registered.
         trains: it compares trainings of its own; the report only collects it.
         module: default: ``eval.<name>``.
-        usual: its other settings on the command line of the page.
     """
 
     number: int
@@ -33,7 +32,6 @@ class Experiment:
     takes: tuple[str, ...] = (CHECKPOINT, DATA)
     trains: bool = False
     module: str = ""
-    usual: tuple[str, ...] = ()
 
     @property
     def program(self) -> str:
@@ -75,9 +73,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         4, "slowest_row", "Waiting for the slowest row",
-        "How many of the skipped layers does a batch lose that waits for its slowest row?", (RECORDS,),
+        "How many of the skipped layers does a batch lose that waits for its slowest row?",
     ),
-    Experiment(8, "grouping", "Grouping", "Does it help to batch texts of like depth?", (RECORDS, CHECKPOINT)),
+    Experiment(8, "grouping", "Grouping", "Does it help to batch texts of like depth?"),
     Experiment(
         3, "backfill", "Keys and values of skipped layers", "What are they worth, projected, copied, left out or true?"
     ),
@@ -86,7 +84,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         10, "length", "Lengths", "How do the layers skipped and the gain go with the lengths of source and answer?",
-        (RECORDS, CHECKPOINT),
     ),
     Experiment(
         5, "shallow", "Is adaptivity worth it?",

@@ -68,7 +68,7 @@ class Plan:
             DATA: list(self.corpus),
         }
         argv = [text for name in experiment.settings for text in given[name]]
-        argv += [*experiment.usual, *self.config.overrides.get(experiment.name, ())]
+        argv += self.config.overrides.get(experiment.name, ())
         return self._step(experiment.name, experiment.program, argv)
 
     def table1(self) -> Step:

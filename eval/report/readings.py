@@ -1,9 +1,9 @@
 """Records of experiments as evidence. A record that is missing or has another shape gives none."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from .experiments import PACKAGE
 FULL = "full"
 FIXED = {"static": (STATIC, "static depth {:g}"), "trained": (SHALLOW, "a model of {:g} layers")}  # by role in a record
 Summary = Mapping[str, Any]
+Piece = TypeVar("Piece")
 
 
 def hook(experiment: str, name: str) -> Any:
@@ -39,14 +40,19 @@ def is_noisy(summary: Summary) -> bool:
     return isinstance(rows, list) and any(isinstance(row, dict) and row.get("noisy") is True for row in rows)
 
 
-def timed_ways(summary: Summary | None) -> list[Way]:
-    """Of eval.batching: what was measured, not simulated; the interpolated fixed depth is left out."""
+def read(rows: Callable[[Summary], Iterator[Piece]], summary: Summary | None) -> list[Piece]:
+    """None of a summary that is missing or has another shape."""
     if summary is None:
         return []
     try:
-        return list(_timed(summary))
+        return list(rows(summary))
     except STALE:
         return []
+
+
+def timed_ways(summary: Summary | None) -> list[Way]:
+    """Of eval.batching: what was measured, not simulated; the interpolated fixed depth is left out."""
+    return read(_timed, summary)
 
 
 def _timed(summary: Summary) -> Iterator[Way]:
@@ -68,12 +74,7 @@ def _timed(summary: Summary) -> Iterator[Way]:
 
 def shallow_ways(summary: Summary | None) -> list[Way]:
     """Of eval.shallow: fixed depths, models trained with fewer layers, and exits at their chosen thresholds."""
-    if summary is None:
-        return []
-    try:
-        return list(_beside(summary))
-    except STALE:
-        return []
+    return read(_beside, summary)
 
 
 def _beside(summary: Summary) -> Iterator[Way]:
@@ -97,12 +98,7 @@ def _beside(summary: Summary) -> Iterator[Way]:
 
 def thresholds_qualities(summary: Summary | None) -> list[Quality]:
     """Of eval.thresholds: certified points of the full head and static depths, over test articles."""
-    if summary is None:
-        return []
-    try:
-        return list(_points(summary))
-    except STALE:
-        return []
+    return read(_points, summary)
 
 
 def _points(summary: Summary) -> Iterator[Quality]:

@@ -3,9 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-EXACT = ("own", "compact", "rebatch")
+from calm.rules import ROW_EXACT
+
+from .words import BUSY, told
+
+EXACT = tuple(rule.value for rule in ROW_EXACT)
 PAPERS = "sync"
-BUSY = "The machine did other work while this was timed: the record is marked as noisy."
 Row = Mapping[str, Any]
 
 
@@ -35,8 +38,8 @@ def _fastest(measured: Sequence[Row], batch: int) -> str:
     names = ", ".join([best["way"], *level]) + (" cannot be told apart as the fastest" if level else " is fastest")
     full = {"above": "faster than", "below": "slower than", "level": "not to be told from"}[against_one(best)]
     text = (
-        f"Of the rules that keep a row's tokens {names} at batch {batch}: {_shown(best)} of full depth's tokens a "
-        f"second, encoder included, which is {full} full depth"
+        f"Of the rules that keep a row's tokens {names} at batch {batch}: {told(best, 'tokens_ratio')} of full "
+        f"depth's tokens a second, encoder included, which is {full} full depth"
     )
     if "static" not in at:
         return text + "."
@@ -44,7 +47,7 @@ def _fastest(measured: Sequence[Row], batch: int) -> str:
     apart = static["tokens_ratio_low"] > best["tokens_ratio_high"]
     behind = static["tokens_ratio_high"] < best["tokens_ratio_low"]
     word = "faster still" if apart else "slower" if behind else "not to be told from it"
-    return f"{text}; static depth of the same mean is {word} ({_shown(static)})."
+    return f"{text}; static depth of the same mean is {word} ({told(static, 'tokens_ratio')})."
 
 
 def _papers_rule(measured: Sequence[Row], paper: Sequence[Row]) -> list[str]:
@@ -63,8 +66,9 @@ def _papers_rule(measured: Sequence[Row], paper: Sequence[Row]) -> list[str]:
         if bar["tokens_ratio"] is not None
     )
     return [
-        f"sync, the paper's rule, is {'; '.join(parts)}; at batch {last['batch']} it gives {_shown(last)} of full "
-        f"depth's tokens a second and takes {_shown(last, 'latency_ratio')} of its time between tokens"
+        f"sync, the paper's rule, is {'; '.join(parts)}; at batch {last['batch']} it gives "
+        f"{told(last, 'tokens_ratio')} of full depth's tokens a second and takes {told(last, 'latency_ratio')} of its "
+        "time between tokens"
         f"{f'; the paper says {theirs}' if theirs else ''}."
     ]
 
@@ -86,7 +90,3 @@ def _prediction(found: Mapping[str, Any]) -> list[str]:
         if parts
         else []
     )
-
-
-def _shown(row: Row, name: str = "tokens_ratio") -> str:
-    return f"{row[name]:.2f} [{row[f'{name}_low']:.2f}, {row[f'{name}_high']:.2f}]"

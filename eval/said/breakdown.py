@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .words import BUSY, told
+
 ITEMS = {  # of the gap, in words
     "waiting": "layers run while waiting for the slowest row",
     "smaller batches": "batches that have grown small",
@@ -14,7 +16,6 @@ ITEMS = {  # of the gap, in words
     "host": "the host",
 }
 WAYS = ("own", "compact")
-BUSY = "The machine did other work while this was timed: the record is marked as noisy."
 NAMED = 3  # items of a gap that are told
 
 
@@ -37,9 +38,8 @@ def _batch(batch: int, full: Mapping[str, Any], best: Mapping[str, Any], static:
     low, high = best["clock_ratio_low"], best["clock_ratio_high"]
     verdict = "faster than" if low > 1.0 else "slower than" if high < 1.0 else "not to be told from"
     text = (
-        f"At batch {batch} full depth runs {best['layer_ratio']:.2f} [{best['layer_ratio_low']:.2f}, "
-        f"{best['layer_ratio_high']:.2f}] times the layers of a token that leaves early, but takes "
-        f"{best['clock_ratio']:.2f} [{low:.2f}, {high:.2f}] times the time of {best['way']}, which is {verdict} full "
+        f"At batch {batch} full depth runs {told(best, 'layer_ratio')} times the layers of a token that leaves early, "
+        f"but takes {told(best, 'clock_ratio')} times the time of {best['way']}, which is {verdict} full "
         f"depth (static depth of the same mean: {static['clock_ratio']:.2f})"
     )
     if whole <= 0.0:

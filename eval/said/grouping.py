@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .words import told
+
 HONEST = ("encoder", "length", "online")  # ways that a server could take
 SAID = {
     "encoder": "by the encoder's prediction", "length": "by source length", "online": "by a row's recent exits",
@@ -50,8 +52,8 @@ def _savings(rows: Sequence[Mapping[str, Any]]) -> str:
     best = max(helped, key=lambda row: row["over_random"], default=None)
     if best is None:
         return text + "."
-    text += f". Predicted for grouping {SAID[best['grouping']]}: {_ratio(best, 'over_random')} times random order's "
-    text += f"tokens/s and {_ratio(best, 'gain')} times full depth's; its price: "
+    text += f". Predicted for grouping {SAID[best['grouping']]}: {told(best, 'over_random', 3)} times random order's "
+    text += f"tokens/s and {told(best, 'gain', 3)} times full depth's; its price: "
     if best["steps_of_a_token"] > 1:
         return text + f"a running row speaks once in {best['steps_of_a_token']:g} steps."
     return text + f"a request waits until {best['wait_requests']:g} more have come, on average."
@@ -62,17 +64,13 @@ def _saved(row: Mapping[str, Any], sign: int = 1) -> str:
     return f"{sign * row['saved']:.2f} [{low:.2f}, {high:.2f}] layers of a step"
 
 
-def _ratio(row: Mapping[str, Any], name: str) -> str:
-    return f"{row[name]:.3f} [{row[f'{name}_low']:.3f}, {row[f'{name}_high']:.3f}]"
-
-
 def _bound(summary: Mapping[str, Any], name: str, here: Mapping[str, Mapping[str, Any]]) -> str:
-    told = [row for row in summary["rows"] if row["part"] == "predictor" and row["row"] == name]
+    predictors = [row for row in summary["rows"] if row["part"] == "predictor" and row["row"] == name]
     text = "; ".join(f"grouping {SAID[way]} would save {_saved(here[way])}" for way in ("oracle", "step oracle"))
-    for row in told:
+    for row in predictors:
         if row["key"] == "encoder" and row["r2"] is not None and row["rank"] is not None:
-            text += f". The encoder tells an answer's mean depth with R² {_ratio(row, 'r2')}, "
-            text += f"rank correlation {_ratio(row, 'rank')}; {row['between']:.0%} of the variance of a token's depth "
+            text += f". The encoder tells an answer's mean depth with R² {told(row, 'r2', 3)}, "
+            text += f"rank correlation {told(row, 'rank', 3)}; {row['between']:.0%} of the variance of a token's depth "
             text += "lies between answers, the rest inside them, which nothing known of an article tells"
     return text[0].upper() + text[1:] + "."
 

@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .words import sign
+from .words import told as interval_of
+
 Row = Mapping[str, Any]
 
 
@@ -28,7 +31,8 @@ def said(summary: Mapping[str, Any]) -> list[str]:
 def _measures(own: Sequence[Row], apart: Sequence[Row], full: Row, tolerance: float, summary: Row) -> str:
     """Who skips most, whether that can be told, and what the static depths between which it lies are worth."""
     points = [
-        f"{row['measure']} skips {_percent(row, 'layers_skipped')} of the layers at ROUGE-L {_number(row, 'rouge_l')}"
+        f"{row['measure']} skips {_percent(row, 'layers_skipped')} of the layers at ROUGE-L "
+        f"{interval_of(row, 'rouge_l', 4)}"
         if row["index"] > 0
         else f"{row['measure']} skips nothing (only full depth is certified)"
         for row in own
@@ -37,7 +41,7 @@ def _measures(own: Sequence[Row], apart: Sequence[Row], full: Row, tolerance: fl
     said = (
         f"Certified for tolerance {tolerance:g} on {articles['calibration']} articles (each measure by itself, error "
         f"probability {summary['error_prob']:g}), over {articles['test']} others: {'; '.join(points)}; full depth has "
-        f"{_number(full, 'rouge_l')}."
+        f"{interval_of(full, 'rouge_l', 4)}."
     )
     skipping = [row for row in own if row["index"] > 0]
     if not skipping:
@@ -46,7 +50,7 @@ def _measures(own: Sequence[Row], apart: Sequence[Row], full: Row, tolerance: fl
     ties = []
     for row in own:
         pair = _pair(apart, best["measure"], row["measure"])
-        if pair is not None and not _told(pair, "layers_skipped"):
+        if pair is not None and not sign(pair, "layers_skipped"):
             ties.append(row["measure"])
     if len(own) > 1 and ties:
         said += f" {best['measure']} skips most, but cannot be told apart from {' and '.join(ties)}."
@@ -107,7 +111,7 @@ def _splits(rows: Sequence[Row], summary: Row) -> str:
 
 def _verdict(row: Row, name: str, above: str, below: str) -> str:
     """Of a difference, by whether its interval leaves 0 out."""
-    if not _told(row, name):
+    if not sign(row, name):
         return "cannot be told apart"
     return above if row[name] > 0 else below
 
@@ -124,18 +128,9 @@ def _pair(apart: Sequence[Row], one: str, other: str) -> Row | None:
     )
 
 
-def _told(row: Row, name: str) -> bool:
-    """Whether the 95 % interval of a difference leaves 0 out."""
-    return bool(row[f"{name}_low"] > 0 or row[f"{name}_high"] < 0)
-
-
 def _percent(row: Row, name: str) -> str:
     middle, low, high = (100 * row[name + end] for end in ("", "_low", "_high"))
     return f"{middle:.1f} % [{low:.1f}, {high:.1f}]"
-
-
-def _number(row: Row, name: str) -> str:
-    return f"{row[name]:.4f} [{row[f'{name}_low']:.4f}, {row[f'{name}_high']:.4f}]"
 
 
 def _signed(row: Row, name: str, scale: float, digits: int) -> str:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+BUSY = "The machine did other work while this was timed: the record is marked as noisy."
+
 
 def told(row: Mapping[str, Any], name: str, digits: int = 2, scale: float = 1.0) -> str:
     """``2.33 [2.24, 2.49]`` of a row with ``name``, ``name_low`` and ``name_high``; the mean alone without them."""

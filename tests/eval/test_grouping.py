@@ -20,8 +20,7 @@ from eval import grouping
 from eval.grouping_orders import Steps, one_after_another, regrouped, windows
 from eval.grouping_predictor import between, binned, cross_fitted, worth
 from eval.grouping_price import Prices
-from eval.grouping_timed import policy_of
-from eval.recorded import padded
+from eval.recorded import padded, policy_of
 from eval.said.grouping import said
 
 LAYERS = 5

@@ -24,7 +24,7 @@ from eval import shallow, timed_folder
 from eval.common import articles_of
 from eval.experiment import UNFINISHED
 from eval.said.shallow import said, verdict_of
-from eval.shallow_ways import artifact_of, thresholds
+from eval.shallow_ways import artifact_of, opened, thresholds
 
 QUICK: dict[str, Any] = {
     "n": 24, "timed": 8, "tolerance": 0.45, "measures": [Measure.state], "points": 2, "batches": [2], "batch_size": 8,
@@ -100,10 +100,10 @@ def test_thresholds_are_spread_over_the_grid_below_one_with_the_chosen_one(certi
 
 
 def test_the_full_heads_fp32_calibration_stands_in_where_none_fits(certified: Path) -> None:
-    model = shallow.opened("bf16", certified / "model")
+    model = opened(certified / "model", "bf16")
     found = artifact_of(model, Measure.state, "bf16")
     assert found is not None and found[0].identity.dtype == "float32" and not found[1]
-    exact = artifact_of(shallow.opened("fp32", certified / "model"), Measure.state, "fp32")
+    exact = artifact_of(opened(certified / "model", "fp32"), Measure.state, "fp32")
     assert exact is not None and exact[1]
     assert artifact_of(model, Measure.entropy, "bf16") is None
 

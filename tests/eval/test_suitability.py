@@ -15,7 +15,7 @@ from calm.config import Backfill, Measure
 from calm.data.text import encode_source
 from calm.errors import CheckpointError, ConfigError, DataError
 from calm.experiment_config import SuitabilityConfig
-from calm.metrics import bootstrap_ci
+from calm.metrics import bootstrap_ci, with_ratio
 from calm.models.settings import EarlyExitSettings
 from calm.models.t5 import EarlyExitT5
 from calm.policies import Confident, Oracle
@@ -68,13 +68,13 @@ def test_means_are_over_tokens_and_intervals_over_articles() -> None:
     config, generator = SuitabilityConfig(bootstrap=400), np.random.default_rng(0)
     tokens = generator.integers(3, 20, 150)
     sums = np.array([generator.binomial(count, 0.7) for count in tokens])
-    found = suitability.spread("agree", sums, tokens, config)
+    found = with_ratio("agree", sums, tokens, config.seed, config.bootstrap)
     assert found["agree"] == pytest.approx(sums.sum() / tokens.sum())
     drawn = [generator.integers(0, 150, 150) for _ in range(2_000)]
     low, high = np.quantile([sums[pick].sum() / tokens[pick].sum() for pick in drawn], [0.025, 0.975])
     assert (found["agree_low"], found["agree_high"]) == pytest.approx((low, high), abs=0.01)
     same = np.full(150, 5)
-    plain = suitability.spread("x", sums, same, config)
+    plain = with_ratio("x", sums, same, config.seed, config.bootstrap)
     assert (plain["x_low"], plain["x_high"]) == pytest.approx(bootstrap_ci(sums / 5, 0, 400))
     row = suitability.oracle_row(np.array([[2, 0, 0, 2], [0, 0, 0, 4]]), np.array([4, 4]), config)
     assert (row["depth"], row["skipped"]) == (pytest.approx(3.25), pytest.approx(1 - 3.25 / 4))
