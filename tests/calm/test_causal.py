@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from calm.confidence import CONFIDENCE
-from calm.config import Backfill, Measure, Schedule
+from calm.config import Backfill, Measure
 from calm.data.text import encode_source
 from calm.decode import OneDecoder
 from calm.decode_batch import BatchDecoder
 from calm.errors import ConfigError, DataError
 from calm.models.causal import CausalAdapter, CausalModel
 from calm.near_ties import Reference, parts_at
-from calm.policies import Confident, Full, Oracle, Policy, Replay, Static
+from calm.policies import Full, Oracle, Policy, Replay, Static
 from calm.records import DecodeTrace, Example
-from calm.thresholds import ThresholdSchedule
+from tests.calm.comparing import confident, essence, usual
 from tests.causal import V, early_llama, early_opt, random_llama, random_opt
 from tests.scripted import examples
 
@@ -62,23 +62,6 @@ def greedy(hf: Any, model: CausalModel, example: Example, length: int) -> tuple[
     ids = torch.tensor([encode_source(model.tokenizer, example.source, model.settings)])
     out = hf.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=length, do_sample=False, num_beams=1)
     return tuple(out[0, ids.shape[1] :].tolist())
-
-
-def confident(measure: Measure, threshold: float) -> Confident:
-    return Confident(measure, ThresholdSchedule(threshold, kind=Schedule.constant, length=12))
-
-
-def usual(model: CausalModel, measure: Measure) -> float:
-    """A threshold that about half of the checks reach."""
-    if measure is Measure.agreement:
-        return 0.5
-    traces = BatchDecoder(model, record_confidences=True)(examples(V, 16, seed=20), confident(measure, 0.999999))
-    seen = sorted(c for trace in traces for step in trace.confidences for c in step if c == c)
-    return min(seen[len(seen) // 2], 0.999)
-
-
-def essence(trace: DecodeTrace) -> tuple[object, ...]:
-    return trace.id, trace.tokens, trace.crossing_layers, trace.backfilled_layers, trace.finished
 
 
 def spread(traces: list[DecodeTrace]) -> int:

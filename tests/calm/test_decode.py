@@ -13,6 +13,7 @@ from calm.models.t5 import EarlyExitT5
 from calm.policies import Confident, Full, Oracle, Policy, Replay, Static
 from calm.records import DecodeTrace, Example
 from calm.thresholds import ThresholdSchedule
+from tests.calm.comparing import confident, essence, usual
 from tests.scripted import early_exit, examples, random_t5, scripted
 
 V = 97
@@ -33,23 +34,6 @@ def greedy(hf: T5ForConditionalGeneration, model: EarlyExitT5, example: Example,
     ids = torch.tensor([model.tokenizer(example.source)["input_ids"] + [1]])
     out = hf.generate(ids, max_new_tokens=length, do_sample=False, num_beams=1, use_cache=False, min_new_tokens=None)
     return tuple(out[0, 1:].tolist())
-
-
-def confident(measure: Measure, threshold: float, kind: Schedule = Schedule.constant, length: int = 12) -> Confident:
-    return Confident(measure, ThresholdSchedule(threshold, kind=kind, length=length))
-
-
-def usual(model: EarlyExitT5, measure: Measure) -> float:
-    """A threshold that about half of the checks reach."""
-    if measure is Measure.agreement:
-        return 0.5  # it takes few values: a run of two of three
-    traces = BatchDecoder(model, record_confidences=True)(examples(V, 16, seed=20), confident(measure, 0.999999))
-    seen = sorted(c for trace in traces for step in trace.confidences for c in step if c == c)
-    return min(seen[len(seen) // 2], 0.999)
-
-
-def essence(trace: DecodeTrace) -> tuple[object, ...]:
-    return trace.id, trace.tokens, trace.crossing_layers, trace.backfilled_layers, trace.finished
 
 
 def spread(traces: list[DecodeTrace]) -> int:
