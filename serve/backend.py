@@ -32,13 +32,15 @@ from .model import ServedModel
 from .native.build import NativeError, available, instructions, kernels, library
 from .native.encoder import NativePrefill
 from .native.machine import NativeMachine
+from .native.rounds import NativeRounds
 from .native.slots import NativeSlots
-from .native.views import INT8
+from .native.views import INT8, LANES
 from .native.wave import NativeWave
 from .native.weights import KINDS, check_served
 from .options import EngineOptions
 from .prefill import Prefill
 from .requests import Row
+from .rounds import EagerRounds, Rounds
 from .runner import EagerRunner
 from .slots import Slots
 from .wave import EngineWave, Machine
@@ -56,6 +58,8 @@ class Backend:
         prefill: sources -> cross K/V.
         machine: what waves are made with.
         wave: (rule, rows, bucket or None) -> a wave at layer 0; a native one has no bucket.
+        rounds: of rows that draft; None: nobody can.
+        most_drafted: words in one round.
     """
 
     name: RunnerName
@@ -64,6 +68,8 @@ class Backend:
     prefill: Any
     machine: Any
     wave: MakeWave
+    rounds: Rounds | None = None
+    most_drafted: int = LANES - 1
 
 
 def pick(runner: RunnerName, device: str, spec: DecoderSpec | None = None) -> RunnerName:
@@ -166,6 +172,7 @@ def _eager(model: ServedModel, options: EngineOptions, exits: Exits, clock: Cloc
         _torch_prefill(model, options),
         machine,
         lambda rule, rows, bucket: EngineWave(machine, rule, rows, bucket),
+        EagerRounds(machine, model.spec.eos_token_id),
     )
 
 
@@ -191,6 +198,7 @@ def _native(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clo
         _native_prefill(model, options, kind),
         machine,
         lambda rule, rows, bucket: NativeWave(machine, rows),
+        NativeRounds(machine, model.spec.eos_token_id, options.max_batch),
     )
 
 

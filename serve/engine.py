@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from calm.cost import CostTable
+from calm.drafting import Draft, accepted
 from calm.errors import CalmError, ConfigError, DataError
 from calm.rules import Rule, next_parked
 
@@ -36,6 +37,7 @@ from .model import ServedModel, served
 from .options import EngineOptions, RequestOptions
 from .prefill import CrossCache, CrossKV, source_key
 from .requests import Answer, Reason, Row, Status, one_line
+from .rounds import Round
 from .sampling import choose
 from .scheduler import Waiting
 from .wave import Spoken
@@ -91,6 +93,7 @@ class Engine:
         backend = make_backend(self.model, options, self.clock)
         self.slots, self.prefill, self.machine = backend.slots, backend.prefill, backend.machine
         self._exits, self._new_wave, self.runner_name = backend.exits, backend.wave, backend.name
+        self._rounds, self._most_drafted = backend.rounds, backend.most_drafted
         self.cross_cache = CrossCache(options.cross_cache_rows, options.cross_cache_bytes)
         identity = decoding_identity(self.model, options)
         self.drift = Drift(options.on_drift, options.requests_per_alarm, options.drift_patience)
@@ -127,6 +130,10 @@ class Engine:
         limit = self._intake.limit(asked)
         resolved = self.certificates.resolve(asked, limit)
         self._intake.check(resolved.policy, name)
+        if asked.draft is not None:
+            if self._rounds is None:
+                raise ConfigError(f"draft needs runner=native or eager, and this engine's is {self.runner_name.value}")
+            self._intake.check_draft(asked.draft, self._most_drafted)
         ids = self._intake.ids(source, asked.truncate)
         row = Row(
             id=name,
@@ -174,19 +181,22 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> Step:
-        """Admit who fits, take one wave through the layers, end who is done."""
+        """Admit who fits, take one wave through the layers and rows that draft through a round, end who is done."""
         if not self.has_work:
             return Step([], [], None)
         self.clock.begin()
         admitted, calls = self._admit()
         rows, said, rule = len(self._running), [], None
-        if self._running:
+        drafting = [row for row in self._running if row.options.draft is not None]
+        if climbing := rows - len(drafting):
             self.clock("schedule")
-            rule = self._choice.rule(rows, bool(self._parked), [measure for measure, _ in self._exits.present])
+            rule = self._choice.rule(climbing, bool(self._parked), [measure for measure, _ in self._exits.present])
             self.clock("choice")
             spoken = self._wave(rule)
             self._choice.saw(spoken.crossing, [row.number for row in spoken.rows])
             said = self._take(spoken)
+        for draft in dict.fromkeys(row.options.draft for row in drafting if row.options.draft is not None):
+            said += self._hear(self._drafted([row for row in drafting if row.options.draft == draft], draft))
         parked = sum(wave.size for wave in self._parked)
         answers = self._answers()
         record = self.clock.end(rows, len(said), rule.name if rule else None, parked, admitted, calls)
@@ -325,7 +335,7 @@ class Engine:
     def _wave(self, rule: Rule) -> Spoken:
         """The wave whose turn it is, taken through the layers."""
         waiting = {id(row) for wave in self._parked for row in wave.rows}
-        fresh = [row for row in self._running if id(row) not in waiting] if waiting else list(self._running)
+        fresh = [row for row in self._climbing if id(row) not in waiting]
         resumed = next_parked(self._parked, rule, len(fresh))
         if resumed is not None:
             self._parked.remove(resumed)
@@ -345,7 +355,7 @@ class Engine:
         """
         self._parked.clear()
         sound = []
-        for row in list(self._running):
+        for row in self._climbing:
             try:
                 self._climbed([row], rule, self.machine.bucket(len(rows)))
                 sound.append(row)
@@ -357,6 +367,22 @@ class Engine:
             for row in sound:
                 self._fail(row, still)
             return Spoken.nothing()
+
+    @property
+    def _climbing(self) -> list[Row]:
+        """Running rows that go token by token."""
+        return [row for row in self._running if row.options.draft is None]
+
+    def _drafted(self, rows: list[Row], draft: Draft) -> list[Round]:
+        """A round of these rows; where that raises, each by itself, and those for which it still does fail."""
+        assert self._rounds is not None
+        try:
+            return self._rounds(rows, draft)
+        except Exception as error:
+            if len(rows) == 1:
+                self._fail(rows[0], error)
+                return []
+            return [found for row in rows for found in self._drafted([row], draft)]
 
     def _climbed(self, rows: list[Row], rule: Rule, bucket: int | None = None) -> Spoken:
         """One wave of these rows to its end, without parking."""
@@ -370,6 +396,31 @@ class Engine:
         spoken: Spoken | None = wave.spoken
         assert spoken is not None
         return spoken
+
+    def _hear(self, rounds: list[Round]) -> list[tuple[str, int]]:
+        """Hand the words of rounds to their rows, each of them one of full depth; what follows an end is not said."""
+        said = []
+        now, layers = time.perf_counter(), self.model.spec.num_layers
+        for each in rounds:
+            row, right = each.row, accepted(each.guesses, each.words)
+            row.rounds, row.drafted = row.rounds + 1, row.drafted + len(each.guesses)
+            try:
+                for place, token in enumerate(each.words[: right + 1]):
+                    if token == NOTHING:
+                        raise CalmError("the logits are not finite")
+                    row.record(token, layers, layers, layers, False)
+                    row.accepted += place < right
+                    if self.options.record_confidences:
+                        row.confidences.append((float("nan"),) * layers)
+                    row.first_token = row.first_token or now
+                    said.append((row.id, token))
+                    reason = end_of(row, self.model.spec.eos_token_id, self.model.to_text)
+                    if reason is not None:
+                        self._end(row, Status.finished, reason)
+                        break
+            except Exception as error:
+                self._fail(row, error)
+        return said
 
     def _take(self, spoken: Spoken) -> list[tuple[str, int]]:
         """Hand tokens and layers to their rows; end those that are done. A row for which that raises fails alone."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from calm.config import Measure
+from calm.drafting import Draft
 from calm.errors import ConfigError, DataError
 from calm.policies import Confident, Oracle, Policy, Replay, fixed_depth
 
@@ -33,6 +34,15 @@ class Intake:
         if wrong is not None:
             raise ConfigError(f"stop id {wrong} is none: ids are whole numbers from 0 to {self._vocabulary - 1}")
         return limit
+
+    def check_draft(self, draft: Draft, most: int) -> None:
+        """Raise ConfigError for a draft that this model cannot make, or of more than ``most`` words."""
+        draft.check_depth(self.model.spec.num_layers)
+        draft.check_classifier(self.model.classifier is not None)
+        if draft.length > most:
+            raise ConfigError(
+                f"draft: length {draft.length} is above the {most} words of one round; give at most {most}"
+            )
 
     def check(self, policy: Policy, name: str) -> None:
         """Raise ConfigError for a policy that this model cannot follow for the request ``name``."""

@@ -65,6 +65,8 @@ class Answer:
         involuntary: tokens that a mate made it speak before it had crossed.
         parked: waves for which it waited for company.
         confidences: per token by layer, where they are recorded.
+        rounds, drafted, accepted: of a request that drafts: rounds, and words that its first layers drafted in them and
+            that the whole stack said too.
         error: why it failed; one line.
     """
 
@@ -82,6 +84,9 @@ class Answer:
     parked: int
     timing: Timing
     confidences: tuple[tuple[float, ...], ...] = ()
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
     error: str = ""
 
 
@@ -122,6 +127,9 @@ class Row:
     confidences: list[tuple[float, ...]] = field(default_factory=list)
     involuntary: int = 0
     parked: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
     arrived: float = field(default_factory=time.perf_counter)
     admitted: float = 0.0
     first_token: float = 0.0
@@ -175,6 +183,9 @@ class Row:
             parked=self.parked,
             timing=Timing(self.arrived, self.admitted, self.first_token, self.ended),
             confidences=tuple(self.confidences),
+            rounds=self.rounds,
+            drafted=self.drafted,
+            accepted=self.accepted,
             error=self.error,
         )
 
