@@ -142,6 +142,7 @@ class Ended:
 
     Attributes:
         text: what was not told by ``Spoke`` yet.
+        drafted, accepted: words that its first layers drafted, and those of them that the whole stack said too.
         expired: its deadline passed.
         error: of status failed; one line without prompt, path or traceback.
     """
@@ -159,6 +160,8 @@ class Ended:
     timing: Timing
     expired: bool = False
     error: str = ""
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,15 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from calm.config import Consistency
+from calm.config import Consistency, Measure
+from calm.drafting import Draft
+from calm.errors import ConfigError
 from calm.policies import Full, Static
 from calm.serve_config import ServeConfig
 
 from ..messages import ModelInfo
 from ..options import RequestOptions
-from .asked import CompletionRequest
+from .asked import CompletionRequest, Drafted
 from .backend import Source
 from .errors import bad_request
 
@@ -75,6 +77,8 @@ def derived(seed: int | None, choice: int) -> int | None:
 def depth(asked: CompletionRequest, info: ModelInfo, config: ServeConfig) -> dict[str, Any]:
     """What RequestOptions are told of early exit. Raises ApiError (400)."""
     wish = asked.early_exit
+    if wish is not None and wish.draft is not None:
+        return {"draft": _draft(wish.draft, asked, info)}
     if wish is None or (wish.policy is None and wish.threshold is None and wish.tolerance is None):
         if config.default_tolerance is None:
             return {"policy": Full()}
@@ -92,6 +96,19 @@ def depth(asked: CompletionRequest, info: ModelInfo, config: ServeConfig) -> dic
     if wish.tolerance is not None:
         return {"tolerance": wish.tolerance, **told}
     return {"tolerance": _certified(consistency, info, config), **told}
+
+
+def _draft(wish: Drafted, asked: CompletionRequest, info: ModelInfo) -> Draft:
+    if not asked.greedy or asked.min_tokens:
+        said = "early_exit.draft: it verifies greedy words; leave temperature and min_tokens out"
+        raise bad_request(said, "early_exit.draft")
+    measure = None if wish.measure is None else Measure(wish.measure)
+    try:
+        draft = Draft(wish.layer, wish.length, measure, wish.threshold)
+        draft.check_depth(info.num_layers)
+    except ConfigError as error:
+        raise bad_request(f"early_exit.{error}", "early_exit.draft") from None
+    return draft
 
 
 def _certified(consistency: Consistency, info: ModelInfo, config: ServeConfig) -> float:

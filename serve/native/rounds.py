@@ -29,7 +29,9 @@ class NativeRounds:
         self._batch = (INT * (machine.num_layers * LANES))()
         self._seconds = (ctypes.c_double * len(STAGES))()
         self._view = DraftView()
-        arrays: dict[str, Any] = dict(slots=self._slots, room=self._room, positions=self._positions, guesses=self._guesses)
+        arrays: dict[str, Any] = dict(
+            slots=self._slots, room=self._room, positions=self._positions, guesses=self._guesses
+        )
         arrays |= dict(drafted=self._drafted, words=self._words, batch=self._batch, seconds=self._seconds)
         for name, array in arrays.items():
             setattr(self._view, name, ctypes.addressof(array))
