@@ -236,7 +236,7 @@ class Desk:
         layers, fresh = self._engine.model.spec.num_layers, row.emission[one.tokens :]
         self._executed += sum(row.executed[one.tokens :])
         self._skipped += sum(layers - layer for layer in fresh)
-        self._backfilled += sum(layer < layers for layer in fresh)
+        self._backfilled += sum(layer < layers for layer in fresh) if row.fills else 0
         one.tokens = len(row.tokens)
         self._rebatches += row.parked - one.parked
         one.parked = row.parked

@@ -22,7 +22,8 @@ from torch import Tensor
 from calm.cost import CostTable
 from calm.drafting import Draft, accepted
 from calm.errors import CalmError, ConfigError, DataError
-from calm.rules import Rule, next_parked
+from calm.policies import Static
+from calm.rules import ROW_EXACT, Rule, next_parked
 
 from .accounting import Clock, StepRecord
 from .backend import decoding_identity, make_backend
@@ -93,7 +94,7 @@ class Engine:
         backend = make_backend(self.model, options, self.clock)
         self.slots, self.prefill, self.machine = backend.slots, backend.prefill, backend.machine
         self._exits, self._new_wave, self.runner_name = backend.exits, backend.wave, backend.name
-        self._rounds, self._most_drafted = backend.rounds, backend.most_drafted
+        self.rounds, self._most_drafted = backend.rounds, backend.most_drafted
         self.cross_cache = CrossCache(options.cross_cache_rows, options.cross_cache_bytes)
         identity = decoding_identity(self.model, options)
         self.drift = Drift(options.on_drift, options.requests_per_alarm, options.drift_patience)
@@ -131,7 +132,7 @@ class Engine:
         resolved = self.certificates.resolve(asked, limit)
         self._intake.check(resolved.policy, name)
         if asked.draft is not None:
-            if self._rounds is None:
+            if self.rounds is None:
                 raise ConfigError(f"draft needs runner=native or eager, and this engine's is {self.runner_name.value}")
             self._intake.check_draft(asked.draft, self._most_drafted)
         ids = self._intake.ids(source, asked.truncate)
@@ -145,6 +146,7 @@ class Engine:
             watch=resolved.watch,
             limit=limit,
             next_input=self.model.spec.start_token_id,
+            fills=not isinstance(resolved.policy, Static) or self.options.rule not in ROW_EXACT,
             key=source_key(ids),
         )
         self._waiting.add(row)
@@ -375,9 +377,9 @@ class Engine:
 
     def _drafted(self, rows: list[Row], draft: Draft) -> list[Round]:
         """A round of these rows; where that raises, each by itself, and those for which it still does fail."""
-        assert self._rounds is not None
+        assert self.rounds is not None
         try:
-            return self._rounds(rows, draft)
+            return self.rounds(rows, draft)
         except Exception as error:
             if len(rows) == 1:
                 self._fail(rows[0], error)

@@ -99,6 +99,7 @@ class Row:
         source: token ids, EOS last.
         limit: tokens at most.
         next_input: the token that the next step embeds.
+        fills: layers above its tokens' are filled in.
         watch: what its depth says of drift, see certified.Resolved.
         slot: of its K/V, -1 while waiting.
         exempt: characters at the beginning within which a stop string does not count: they are of ``min_tokens``.
@@ -112,6 +113,7 @@ class Row:
     certified: bool
     limit: int
     next_input: int
+    fills: bool = True
     watch: "Watch | None" = None
     key: bytes = b""
     slot: int = -1
@@ -178,7 +180,7 @@ class Row:
             crossing_layers=tuple(self.crossing),
             emission_layers=tuple(self.emission),
             executed_layers=tuple(self.executed),
-            backfilled_layers=tuple(num_layers - layer for layer in self.emission),
+            backfilled_layers=tuple(num_layers - layer if self.fills else 0 for layer in self.emission),
             involuntary=self.involuntary,
             parked=self.parked,
             timing=Timing(self.arrived, self.admitted, self.first_token, self.ended),

@@ -4,8 +4,9 @@ A round asks a runner for the same layers as a step does: first the drafting one
 with every position of every row as a row of one batch. Rows may draft more or less than their mates.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -34,7 +35,12 @@ class Round:
     words: Sequence[int]
 
 
-Rounds = Callable[[Sequence[Row], Draft], list[Round]]
+class Rounds(Protocol):
+    """Takes rows of one draft through a round; ``verify_s``: seconds of the layers above the draft in the last one."""
+
+    verify_s: float
+
+    def __call__(self, rows: Sequence[Row], draft: Draft) -> list[Round]: ...
 
 
 def room_of(row: Row) -> int:
@@ -51,7 +57,7 @@ class EagerRounds:
     """Rounds on a runner of plain torch."""
 
     def __init__(self, machine: Machine, eos: int) -> None:
-        self._machine, self._eos = machine, eos
+        self._machine, self._eos, self.verify_s = machine, eos, 0.0
 
     def __call__(self, rows: Sequence[Row], draft: Draft) -> list[Round]:
         guesses: list[list[int]] = [[] for _ in rows]
@@ -95,8 +101,10 @@ class EagerRounds:
         lanes = [(row, place) for row, hiddens in zip(rows, stood, strict=True) for place in range(len(hiddens))]
         hidden = self._padded(torch.stack([each for hiddens in stood for each in hiddens]))
         at = self._at([row for row, _ in lanes], [place for _, place in lanes])
+        began = machine.clock.now()
         for layer in range(draft.layer + 1, machine.num_layers + 1):
             hidden = self._layer(layer, hidden, *at)
+        self.verify_s = machine.clock.now() - began
         live = torch.arange(hidden.shape[0], device=hidden.device) < len(lanes)
         state = HeadState(None, live)
         words = iter(machine.head.emit(hidden, torch.zeros_like(live), state).tolist())

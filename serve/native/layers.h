@@ -12,7 +12,7 @@ namespace calm {
 struct Scratch {
     Rows x, few;
     std::vector<float> query, kv, mixed, residual, wide, out, normed, logits, scores, mixed_head;
-    std::vector<int32_t> query_lanes, share_lanes;
+    std::vector<int32_t> query_lanes, share_lanes, written;
     std::vector<int> order;
 
     template <class T>
@@ -209,24 +209,24 @@ static void run_layer(const Model& m, Scratch& s, int layer, const int32_t* slot
     feed_forward(m, s, weights, count);
 }
 
-// K/V of the layers above ``executed`` of each row, from its hidden; a row is normalised once for all layers.
-static void backfill(const Model& m, Scratch& s, const int32_t* slots, const int32_t* executed, int count) {
+// K/V of the layers above ``written`` of each row, from its hidden; a row is normalised once for all layers.
+static void backfill(const Model& m, Scratch& s, const int32_t* slots, const int32_t* written, int count) {
     std::vector<int>& order = s.order;
     order.resize(count);
     for (int i = 0; i < count; i++) order[i] = i;
     std::sort(order.begin(), order.end(), [&](int a, int b) {
-        return executed[a] < executed[b] || (executed[a] == executed[b] && a < b);
+        return written[a] < written[b] || (written[a] == written[b] && a < b);
     });
     const int inner = m.heads * m.d_kv;
     float* kv = Scratch::need(s.kv, (size_t)count * 2 * inner);
     int rows = 0;
-    while (rows < count && executed[order[rows]] < m.layers) rows++;
+    while (rows < count && written[order[rows]] < m.layers) rows++;
     if (!rows) return;
     s.x.shape(m.kind, rows, m.d_model);
     for (int i = 0; i < rows; i++) put_normed(m, s, i, m.hidden + (int64_t)slots[order[i]] * m.d_model);
     for (int layer = 1; layer <= m.layers; layer++) {
         int below = 0;
-        while (below < rows && executed[order[below]] < layer) below++;
+        while (below < rows && written[order[below]] < layer) below++;
         s.x.count = below;
         product(s.x, m.layer[layer - 1].kv, kv, 2 * inner);
         for (int i = 0; i < below; i++) write_kv(m, layer, slots[order[i]], kv + (int64_t)i * 2 * inner);

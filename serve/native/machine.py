@@ -111,7 +111,7 @@ class NativeMachine:
         )
         for name in ("keys", "values", "cross_keys", "cross_values", "coarse", "source_length"):
             setattr(view, name, address(getattr(slots, name)))
-        for name in ("thresholds", "depths", "measures", "run_lengths"):
+        for name in ("thresholds", "depths", "measures", "run_lengths", "fills"):
             setattr(view, name, address(getattr(exits, name)))
         for name, row in zip(STANDS, self._ints, strict=True):
             setattr(view, name, address(row))

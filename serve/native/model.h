@@ -39,6 +39,7 @@ struct Model {
     const int64_t* depths;       // slots x positions; 0: confidences decide
     const int64_t* measures;     // slots; -1: none
     const int64_t* run_lengths;  // slots; k of ``agreement``
+    const uint8_t* fills;        // slots; 0: nobody reads K/V above the row's depth, which is fixed
 
     // where a row stands in its step; after the slots come the lanes: positions of a row that drafts, LANES a slot
     float *hidden, *previous;  // (slots + lanes) x d_model

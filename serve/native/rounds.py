@@ -23,7 +23,7 @@ class NativeRounds:
     """Rounds of at most ``most`` rows."""
 
     def __init__(self, machine: NativeMachine, eos: int, most: int) -> None:
-        self._machine, self._eos = machine, eos
+        self._machine, self._eos, self.verify_s = machine, eos, 0.0
         self._slots, self._room, self._positions, self._guesses = ((INT * most)() for _ in range(4))
         self._drafted, self._words = ((INT * (most * LANES))() for _ in range(2))
         self._batch = (INT * (machine.num_layers * LANES))()
@@ -57,8 +57,10 @@ class NativeRounds:
         machine.speculate(view)
         machine.clock.layers += self._batch[: view.ran]
         machine.clock.fallbacks += view.fallbacks
-        for stage, seconds in self.seconds.items():
-            machine.clock.spent({PHASES[stage]: seconds}, "read")
+        seconds = dict(zip(STAGES, self._seconds, strict=True))
+        self.verify_s = seconds["verify"]
+        for stage, spent in seconds.items():
+            machine.clock.spent({PHASES[stage]: spent}, "read")
         return [self._round(row, i * LANES, i) for i, row in enumerate(rows)]
 
     def _round(self, row: Row, first: int, i: int) -> Round:
@@ -67,8 +69,3 @@ class NativeRounds:
             self._drafted[first : first + self._guesses[i]],
             self._words[first : first + self._positions[i]],
         )
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Of the last round, by stage."""
-        return dict(zip(STAGES, self._seconds, strict=True))

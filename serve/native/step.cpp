@@ -105,7 +105,12 @@ static void speak(Engine& e, Wave& w) {
     }
     say(m, e.scratch, e.checker, w.done, w.emission, count, w.tokens, &w.fallbacks);
     timer(HEAD);
-    backfill(m, e.scratch, w.done, w.executed, count);
+    std::vector<int32_t>& written = e.scratch.written;
+    written.assign(w.executed, w.executed + count);
+    const bool row_exact = w.holds && w.stop == ALL_CROSSED;
+    for (int i = 0; row_exact && i < count; i++)
+        if (!m.fills[w.done[i]]) written[i] = m.layers;
+    backfill(m, e.scratch, w.done, written.data(), count);
     timer(BACKFILL);
 }
 

@@ -45,7 +45,7 @@ class ModelView(ctypes.Structure):
         *((name, POINTER) for name in ("doubt", "bias", "classifier", "checked")),
         *((name, INT) for name in ("slots", "positions", "sources", "record")),
         *((name, POINTER) for name in ("keys", "values", "cross_keys", "cross_values", "coarse", "source_length")),
-        *((name, POINTER) for name in ("thresholds", "depths", "measures", "run_lengths")),
+        *((name, POINTER) for name in ("thresholds", "depths", "measures", "run_lengths", "fills")),
         *((name, POINTER) for name in ("hidden", "previous", "step", "home", "token", *STANDS)),
         *((name, POINTER) for name in ("candidates", "confidences")),
     ]
