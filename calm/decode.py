@@ -37,6 +37,9 @@ class TraceBuilder:
     backfilled: list[int] = field(default_factory=list)
     confidences: list[tuple[float, ...]] = field(default_factory=list)
     finished: bool = False
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     def build(self, model: SpeakingModel) -> DecodeTrace:
         return DecodeTrace(
@@ -49,6 +52,9 @@ class TraceBuilder:
             backfilled_layers=tuple(self.backfilled),
             confidences=tuple(self.confidences),
             finished=self.finished,
+            rounds=self.rounds,
+            drafted=self.drafted,
+            accepted=self.accepted,
         )
 
 
