@@ -40,7 +40,7 @@ def _acceptance(df: pd.DataFrame) -> Panel:
         series.append(Series(name, list(part["layer"]), middle, low, high, **look))
     length = int(shortest["length"].iloc[0])
     return Panel(
-        f"drafts of at most {length}", "layer whose words are drafts", "drafted words accepted (%), 95 % interval",
+        "a draft's first word" if length == 1 else f"drafts of at most {length} words", "layer whose words are drafts", "drafted words accepted (%), 95 % interval",
         series, [Level("all", 100, color="#000000")], y_range=(0, 135), legend="upper left", columns=2,
     )  # fmt: skip
 
@@ -54,8 +54,8 @@ def _passes(df: pd.DataFrame) -> Panel:
         series.append(Series(f"at most {length:g} words", list(best["layer"]), middle, low, high, **look))
     return Panel(
         "simulated, best threshold of each", "layer whose words are drafts",
-        "full depth's passes of weights by the draft's", series, [Level("full depth", 1.0, color="#000000")],
-        legend="lower left",
+        "times fewer passes of weights than full depth", series, [Level("full depth", 1.0, color="#000000")],
+        y_range=(0.95, None), legend="upper right",
     )  # fmt: skip
 
 
