@@ -18,7 +18,8 @@ from .architectures import adapter_of, layers_over, spec_of
 from .confidence import CONFIDENCE, LayerView
 from .data.collate import pad
 from .data.text import encode_source
-from .decode import TraceBuilder, check_lengths
+from .decode import TraceBuilder
+from .decode_checks import check_lengths
 from .drafting import Draft, accepted, said
 from .models.base import DecoderAdapter
 from .models.speaking import SpeakingModel

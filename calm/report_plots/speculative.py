@@ -39,8 +39,9 @@ def _acceptance(df: pd.DataFrame) -> Panel:
         look: dict[str, Any] = {"color": PALETTE[number % len(PALETTE)], "marker": MARKERS[number % len(MARKERS)]}
         series.append(Series(name, list(part["layer"]), middle, low, high, **look))
     length = int(shortest["length"].iloc[0])
+    title = "a draft's first word" if length == 1 else f"drafts of at most {length} words"
     return Panel(
-        "a draft's first word" if length == 1 else f"drafts of at most {length} words", "layer whose words are drafts", "drafted words accepted (%), 95 % interval",
+        title, "layer whose words are drafts", "drafted words accepted (%), 95 % interval",
         series, [Level("all", 100, color="#000000")], y_range=(0, 135), legend="upper left", columns=2,
     )  # fmt: skip
 
