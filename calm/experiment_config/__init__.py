@@ -12,6 +12,7 @@ from .report import ReportConfig
 from .shallow import ShallowConfig
 from .skipdecode import SkipDecodeConfig
 from .slowest_row import SlowestRowConfig
+from .speculative import SpeculativeConfig
 from .suitability import SuitabilityConfig
 from .thresholds import ThresholdsConfig
 from .uniformity import UniformityRunConfig
@@ -27,6 +28,7 @@ SCHEMAS: dict[str, Any] = {  # by program
     "shallow": ShallowConfig,
     "skipdecode": SkipDecodeConfig,
     "slowest_row": SlowestRowConfig,
+    "speculative": SpeculativeConfig,
     "suitability": SuitabilityConfig,
     "thresholds": ThresholdsConfig,
     "uniformity": UniformityRunConfig,
@@ -43,6 +45,7 @@ __all__ = [
     "ShallowConfig",
     "SkipDecodeConfig",
     "SlowestRowConfig",
+    "SpeculativeConfig",
     "SuitabilityConfig",
     "ThresholdsConfig",
     "UniformityRunConfig",

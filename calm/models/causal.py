@@ -198,6 +198,10 @@ class CausalAdapter:
         layer, at = state.cache.layers[index - 1], state.position(step)
         return layer.keys[:, :, at : at + 1], layer.values[:, :, at : at + 1]
 
+    def forget(self, state: CausalState, step: int) -> None:
+        for layer in state.cache.layers:
+            layer.crop(min(state.position(step) - layer.get_seq_length(), 0))
+
     def logits(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
         return self.model.logits(hidden)
 

@@ -19,6 +19,7 @@ from .panels import Panel, draw_panels
 from .shallow import shallow_panels
 from .skipdecode import skipdecode_panels
 from .slowest_row import slowest_row_panels
+from .speculative import speculative_panels
 from .suitability import suitability_panels
 from .thresholds import thresholds_panels
 from .uniformity import uniformity_panels
@@ -34,6 +35,7 @@ FIGURES: dict[str, Callable[[pd.DataFrame, Mapping[str, Any]], list[Panel]]] = {
     "shallow": shallow_panels,
     "skipdecode": skipdecode_panels,
     "slowest_row": slowest_row_panels,
+    "speculative": speculative_panels,
     "suitability": suitability_panels,
     "thresholds": thresholds_panels,
     "uniformity": uniformity_panels,

@@ -94,6 +94,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Does a batch stop earlier when its rows were trained to cross together, at equal quality?", trains=True,
     ),
     Experiment(
+        13, "speculative", "Drafts that are checked",
+        "Does it pay to let the first layers draft several words and the others check them at once, without loss?",
+    ),
+    Experiment(
         12, "skipdecode", "Layers by position",
         "What do fewer layers cost where the position says how many, beside exits by confidence?", trains=True,
     ),
