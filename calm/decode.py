@@ -18,7 +18,6 @@ from .data.text import decode_ids, encode_source
 from .errors import ConfigError
 from .models.base import DecoderAdapter
 from .models.speaking import SpeakingModel
-from .models.t5 import EarlyExitT5
 from .policies import Confident, Oracle, Policy, SkipSchedule, fixed_depth, scheduled_layers
 from .records import DecodeTrace, Example
 
@@ -55,8 +54,6 @@ class TraceBuilder:
 def check_policy(model: SpeakingModel, policy: Policy) -> None:
     """Raise ConfigError where the policy asks for what the model does not have."""
     if isinstance(policy, SkipSchedule):
-        if not isinstance(model, EarlyExitT5):
-            raise ConfigError("a schedule of layers is decoded by T5s only; choose full, static or a confidence")
         policy.schedule.check_depth(model.num_layers)
         return
     fixed_depth(policy, "", 0, model.num_layers)
