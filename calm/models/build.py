@@ -32,14 +32,12 @@ def build_from_scratch(
     """
     if shape.architecture is Architecture.llama:
         return llama_from_scratch(shape, tokenizer, settings)
-    return _t5_from_scratch(shape, tokenizer, settings)
+    return t5_from_scratch(shape, tokenizer, settings)
 
 
-def _t5_from_scratch(
-    shape: ShapeConfig, tokenizer: PreTrainedTokenizerBase, settings: EarlyExitSettings
-) -> EarlyExitT5:
-    """Hugging Face draws an untied head with std 1, which starts at tens of nats; here its std is d^-0.5, as a tied
-    head has through its scale.
+def t5_from_scratch(shape: ShapeConfig, tokenizer: PreTrainedTokenizerBase, settings: EarlyExitSettings) -> EarlyExitT5:
+    """A T5. Hugging Face draws an untied head with std 1, which starts at tens of nats; here its std is d^-0.5, as a
+    tied head has through its scale.
     """
     config = T5Config(
         vocab_size=len(tokenizer),
