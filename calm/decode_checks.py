@@ -3,7 +3,6 @@
 from .config import Backfill, Measure
 from .errors import ConfigError
 from .models.speaking import SpeakingModel
-from .models.t5 import EarlyExitT5
 from .policies import Budgeted, Confident, Policy, SkipSchedule, fixed_depth
 
 
@@ -17,8 +16,6 @@ def check_policy(model: SpeakingModel, policy: Policy, backfill: Backfill) -> No
             )
         policy = policy.exits
     if isinstance(policy, SkipSchedule):
-        if not isinstance(model, EarlyExitT5):
-            raise ConfigError("a schedule of layers is decoded by T5s only; choose full, static or a confidence")
         policy.schedule.check_depth(model.num_layers)
         return
     fixed_depth(policy, "", 0, model.num_layers)

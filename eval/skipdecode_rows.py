@@ -1,9 +1,11 @@
 """Rows of eval.skipdecode's summary, from what its trials left: means, intervals, paired differences."""
 
+from collections.abc import Sequence
+
 from calm.experiment_config import SkipDecodeConfig
 
 from .skipdecode_tables import Paper
-from .skipdecode_ways import BASE, METHODS, SKIP
+from .skipdecode_ways import BASE, METHODS, SKIP, VARIANT, Way
 from .trials import Row
 
 
@@ -15,6 +17,8 @@ def quality_rows(config: SkipDecodeConfig, answered: dict[str, Row], paper: Pape
 
     base, found = answered.get(f"{BASE}-1x"), []
     for row in answered.values() if base is not None else ():
+        if row["method"] == VARIANT:
+            continue
         scores, first = np.array(row["scores"]), np.array(base["scores"] if base else [])
         found.append(
             {
@@ -55,4 +59,30 @@ def pairs(config: SkipDecodeConfig, answered: dict[str, Row]) -> list[Row]:
                         **with_interval("rouge_l_gained", gained, config.seed, config.bootstrap),
                     }
                 )  # fmt: skip
+    return found
+
+
+def ablation(config: SkipDecodeConfig, ways: Sequence[Way], answered: dict[str, Row]) -> list[Row]:
+    """SkipDecode at the speed-up ``variants_of`` and each variant of it: settings, quality, paired differences."""
+    import numpy as np
+
+    from calm.metrics import with_interval
+
+    reference = f"{SKIP}-{config.variants_of}x"
+    chosen = [way for way in ways if way.name == reference or way.method == VARIANT]
+    if reference not in answered or len(chosen) < 2:
+        return []
+    first, found = np.array(answered[reference]["scores"]), []
+    for way in chosen:
+        row, schedule = answered.get(way.name), way.schedule
+        if row is not None and schedule is not None:
+            scores = np.array(row["scores"])
+            found.append(
+                {
+                    "way": way.name, **schedule.to_json(), "layers": row["layers"],
+                    "layers_nominal": row["layers_nominal"], "bleu": row["bleu"],
+                    **with_interval("rouge_l", scores, config.seed, config.bootstrap),
+                    **with_interval("rouge_l_gained", scores - first, config.seed, config.bootstrap),
+                }
+            )  # fmt: skip
     return found

@@ -217,12 +217,15 @@ def prepare_model(model: SpeakingModel, config: FinetuneConfig) -> SpeakingModel
     schedule = schedule_of(model, config)
     model.settings.skip_schedule = None if schedule is None else schedule.to_json()
     if config.dropout_rate is not None:
-        model.hf.config.dropout_rate = config.dropout_rate
+        for name in ("dropout_rate", "dropout", "attention_dropout"):  # T5's, OPT's, OPT's and Llama's
+            if hasattr(model.hf.config, name):
+                setattr(model.hf.config, name, config.dropout_rate)
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = config.dropout_rate
-            elif isinstance(getattr(module, "dropout", None), float):
-                module.dropout = config.dropout_rate  # type: ignore[assignment]
+            for name in ("dropout", "attention_dropout"):
+                if isinstance(getattr(module, name, None), float):
+                    setattr(module, name, config.dropout_rate)
     if config.gradient_checkpointing:
         model.hf.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     return model

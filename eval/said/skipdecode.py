@@ -11,8 +11,8 @@ ORDER = {1: "better", -1: "worse", 0: "not told apart"}
 
 
 def said(summary: Mapping[str, Any]) -> list[str]:
-    """Which speed-up in layers each method holds; SkipDecode against each other method; then the clock."""
-    return [*_held(summary), *_order(summary), *_clock(summary)]
+    """Which speed-up in layers each method holds; SkipDecode against each other method; its variants; the clock."""
+    return [*_held(summary), *_order(summary), *_ablation(summary), *_clock(summary)]
 
 
 def _held(summary: Mapping[str, Any]) -> list[str]:
@@ -41,6 +41,25 @@ def _order(summary: Mapping[str, Any]) -> list[str]:
         ]
         found.append(f"SkipDecode against {NAMES[other]}, by ROUGE-L: {listed(parts)}.")
     return found
+
+
+def _ablation(summary: Mapping[str, Any]) -> list[str]:
+    """Each variant of SkipDecode's schedule against the schedule as it stands."""
+    parts = [
+        f"{ORDER[sign(row, 'rouge_l_gained')]} with {_schedule(row)} ({told(row, 'rouge_l_gained', 4)}, "
+        f"{number(row['layers'])} layers)"
+        for row in summary["ablation"][1:]
+    ]
+    if not parts:
+        return []
+    first = summary["ablation"][0]
+    beside = f"{_schedule(first)} ({number(first['layers'])} layers)"
+    return [f"Beside SkipDecode at {summary['variants_of']}x, {beside}, by ROUGE-L: {listed(parts)}."]
+
+
+def _schedule(row: Mapping[str, Any]) -> str:
+    warmup = f"{row['warmup_layers']} warm-up layer" + ("" if row["warmup_layers"] == 1 else "s")
+    return f"{row['decay']} decay from {row['max_layers']} to {row['min_layers']} layers, {warmup}"
 
 
 def _clock(summary: Mapping[str, Any]) -> list[str]:

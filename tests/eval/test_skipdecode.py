@@ -14,12 +14,12 @@ import yaml
 
 import calm
 from calm.checkpoint import write_json
-from calm.config import CONF_DIR, DataConfig, Measure, Side
+from calm.config import CONF_DIR, DataConfig, Measure
 from calm.data import load_corpus
 from calm.decode import OneDecoder
-from calm.errors import ConfigError
+from calm.errors import ConfigError, DataError
 from calm.experiment_config import SkipDecodeConfig
-from calm.layer_schedule import LayerSchedule
+from calm.layer_schedule import Decay, LayerSchedule, Side
 from calm.metrics import rouge_l
 from calm.models.cut import keep_first_layers
 from calm.policies import SkipSchedule
@@ -37,7 +37,10 @@ QUICK: dict[str, Any] = {
     "n": 16, "dev_rows": 12, "search": 6, "speedups": [2], "measure": Measure.softmax, "batches": [2], "batch_size": 8,
     "few": 2, "many": 6, "repeats": 1, "warmups": 0, "attempts": 1, "allow_noisy": True, "bootstrap": 20,
 }  # fmt: skip
-SCHEDULES = {"skip": LayerSchedule(3, 1, LENGTH), "bottom": LayerSchedule(2, 2, LENGTH, side=Side.bottom)}
+SCHEDULES = {
+    "skip": LayerSchedule(3, 1, LENGTH), "bottom": LayerSchedule(2, 2, LENGTH, side=Side.bottom),
+    "cold": LayerSchedule(3, 1, LENGTH, 0), "power": LayerSchedule(4, 1, LENGTH, decay=Decay.power, power=0.5),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +111,55 @@ def test_the_program(folders: dict[str, str], tmp_path: Path, steady: None, caps
     capsys.readouterr()
 
 
+def test_variants_stand_beside_one_speedup_and_have_no_clock(
+    folders: dict[str, str], tmp_path: Path, steady: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variants = [folders["cold"], folders["power"]]
+    plain = config_of(folders, exits=None, batches=[], variants=variants, variants_of=2)
+    assert skipdecode.run(plain, tmp_path) == 0
+    first = json.loads((tmp_path / "summary.json").read_text())
+    names = ["skipdecode-2x", "variant-linear-3-1-warmup-0", "variant-power-0.5-4-1-warmup-1"]
+    rows = {row["way"]: row for row in first["ablation"]}
+    assert list(rows) == names and [row["way"] for row in first["rows"]] == [
+        "base-1x", "skipdecode-2x", "multi_layer_exit-2x",
+    ]  # fmt: skip
+    assert {pair["against"] for pair in first["pairs"]} == {"multi_layer_exit"}
+    scores = pd.read_parquet(tmp_path / "rows.parquet").set_index("way")["scores"]
+    for name in names:
+        gained = np.array(scores[name]) - np.array(scores[names[0]])
+        assert rows[name]["rouge_l_gained"] == pytest.approx(gained.mean())
+        assert rows[name]["rouge_l"] == pytest.approx(np.mean(scores[name]))
+    assert (rows[names[1]]["warmup_layers"], rows[names[2]]["power"]) == (0, 0.5)
+    assert "linear decay from 3 to 1 layers, 0 warm-up layers" in said(first)[2]
+    table = (tmp_path / "tables.md").read_text()
+    assert "| decay | layers from |" in table and "| power 0.5 | 4 | 1 | 1 |" in table
+    records = {path: path.stat().st_mtime_ns for path in tmp_path.glob("trials/*/quality-*.json")}
+    assert skipdecode.run(config_of(folders, exits=None, variants=variants, variants_of=2), tmp_path) == 0
+    again = json.loads((tmp_path / "summary.json").read_text())
+    assert {clock["way"] for clock in again["clocks"]} == {row["way"] for row in first["rows"]}
+    assert (again["rows"], again["ablation"]) == (first["rows"], first["ablation"])
+    assert records == {path: path.stat().st_mtime_ns for path in tmp_path.glob("trials/*/quality-*.json")}
+    capsys.readouterr()
+
+
+def test_two_corpora_are_one_record(folders: dict[str, str], tmp_path: Path) -> None:
+    config = config_of(folders, exits=None, batches=[])
+    (tmp_path / "a").mkdir()
+    assert skipdecode.run(config, tmp_path / "a") == 0
+    summary = json.loads((tmp_path / "a/summary.json").read_text())
+    (tmp_path / "b").mkdir()
+    write_json(tmp_path / "b/summary.json", {**summary, "corpus": "another"})
+    files = [str(tmp_path / name / "summary.json") for name in "ab"]
+    assert skipdecode.run(SkipDecodeConfig(merge=files), tmp_path) == 0
+    both = json.loads((tmp_path / "summary.json").read_text())
+    assert list(both["corpora"]) == [summary["corpus"], "another"]
+    assert both["corpora"]["another"]["rows"] == summary["rows"] and both["corpora"]["another"]["record"] == files[1]
+    with pytest.raises(ConfigError, match="are both of jsonl"):
+        skipdecode.run(SkipDecodeConfig(merge=[files[0], files[0]]), tmp_path)
+    with pytest.raises(DataError, match="no summary.json of eval.skipdecode on a corpus"):
+        skipdecode.run(SkipDecodeConfig(merge=[str(tmp_path / "summary.json")]), tmp_path)
+
+
 def test_without_exits_and_clock(folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = config_of(folders, exits=None, batches=[], scheduled=[folders["skip"]])
     assert skipdecode.run(config, tmp_path) == 0
@@ -125,6 +177,8 @@ def test_what_cannot_be_compared_is_refused(folders: dict[str, str], tmp_path: P
     refused("was not trained with finetune.skip_schedule", scheduled=[folders["base"]])
     refused("are both skipdecode-2x; give one of them", scheduled=[folders["skip"], folders["skip"]])
     refused("the paper has e2e .opt_1_3b, opt_6_7b., reddit_tldr", paper="xsum")
+    refused("no folder of scheduled= is skipdecode-3x", variants=[folders["cold"]])
+    refused("was trained with side=bottom, and top is compared", variants=[folders["bottom"]], variants_of=2)
     with pytest.raises(ConfigError, match="was trained by a schedule, and 1x needs a model of full depth"):
         skipdecode.run(SkipDecodeConfig(folders["skip"], **QUICK), tmp_path)
     model = keep_first_layers(calm.load(folders["base"]), 3)
@@ -188,7 +242,7 @@ def made(gained: float, width: float = 0.004) -> dict[str, Any]:
          "decode_tokens_ratio_low": 1.3, "decode_tokens_ratio_high": 1.5}
         for row in rows
     ]  # fmt: skip
-    return {"num_layers": 8, "rows": rows, "pairs": [pair], "clocks": clocks}
+    return {"num_layers": 8, "rows": rows, "pairs": [pair], "clocks": clocks, "ablation": []}
 
 
 def test_what_is_said_follows_the_winner() -> None:
@@ -220,6 +274,12 @@ def test_the_figure_has_layers_and_the_clock() -> None:
         assert {text.get_text() for text in ax.get_legend().get_texts()} == {"SkipDecode", "multi-layer exit"}
         assert "95 % interval" in ax.get_ylabel()
     assert "layers" in layers.get_xlabel() and "over full depth's" in clock.get_xlabel()
+
+
+def test_bleu_says_how_it_comes_about() -> None:
+    signature = bleu.bleu_signature()
+    assert (signature is None) is not bleu.has_bleu() and "nrefs:1" in (signature or "nrefs:1")
+    assert bleu.corpus_bleu(["the cat sat on the mat"], ["the cat sat on the mat"]) in (None, pytest.approx(1.0))
 
 
 def test_bleu_is_sacrebleus_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
