@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import DistributedType
 from torch import nn
 
 from calm.config import FinetuneConfig
 from calm.decode_batch import BatchDecoder
-from calm.errors import TrainingError
+from calm.errors import ConfigError, TrainingError
 from calm.metrics import rouge_l_many
 from calm.models.speaking import SpeakingModel
 from calm.policies import Full, Policy, SkipSchedule
@@ -21,7 +22,9 @@ from calm.records import Example
 
 from .batches import Feed
 from .context import Context
+from .dropout import set_dropout
 from .launch import check_divisible
+from .lora import ADAPTER, Lora, merged
 from .memory import peak_memory_gib
 from .optim import build_optimizer, learning_rate, load_optimizer, names_in_order, optimizer_state, set_rate
 from .sharded import sharded
@@ -56,6 +59,7 @@ class Finetune:
         check_divisible(self.config, context.world)
         self.model = prepare_model(model, self.config)
         seed = context.config.seed
+        self.lora = self._adapters(checkpoint)
         self.dev = random.Random(seed).sample(dev, min(len(dev), self.config.eval_rows))
         loss = SpeakingLoss(model, self.config, seed)
         optimizer = build_optimizer(model.named_parameters(), self.config)
@@ -72,6 +76,19 @@ class Finetune:
         if checkpoint is not None:
             self._check_best()
         self._clock = time.monotonic()
+
+    def _adapters(self, checkpoint: Path | None) -> Lora | None:
+        """Those that are trained instead of the weights, where that is asked for; of a checkpoint, or of a folder."""
+        config = self.config.lora
+        if config.rank is None:
+            return None
+        if self.context.accelerator.distributed_type is DistributedType.FSDP:
+            raise ConfigError("finetune.lora does not go with FSDP: adapters are small; use plain data parallelism")
+        asked = None if config.adapter is None else Path(config.adapter)
+        lora = Lora(self.model, config, self.context.config.seed, asked if checkpoint is None else checkpoint / ADAPTER)
+        whole = sum(parameter.numel() for parameter in self.model.hf.parameters())
+        self.context.say(f"LoRA on {', '.join(lora.targets)}: {len(lora):,} of {whole:,} parameters are trained")
+        return lora
 
     def _check_best(self) -> None:
         """The best of an earlier step may be gone: the run had gone on to a better one. All processes look."""
@@ -171,9 +188,9 @@ class Finetune:
         )
         if not due or not self.dev:
             return
-        model = whole_model(self.model)
-        policy = Full() if (schedule := schedule_of(model, self.config)) is None else SkipSchedule(schedule)
-        score = evaluate(self.context, model, self.dev, policy)
+        policy = Full() if (schedule := schedule_of(self.model, self.config)) is None else SkipSchedule(schedule)
+        with merged(whole_model(self.model)) as model:
+            score = evaluate(self.context, model, self.dev, policy)
         self.wrapped.train()
         state.validated = state.step
         self.context.track({"eval/rougeL": score, "eval/rows": len(self.dev)}, state.step)
@@ -188,14 +205,14 @@ class Finetune:
         """A checkpoint of this step; once, unless ``again``. All processes take part, the first writes."""
         if self._saved == self.state.step and not again:
             return
-        model = whole_model(self.model)
         optimizer = optimizer_state(self.optimizer, self.names)
-        self.context.on_main(lambda: self._write(model, optimizer))
+        with merged(whole_model(self.model)) as model:
+            self.context.on_main(lambda: self._write(model, optimizer))
         self._saved = self.state.step
 
     def _write(self, model: SpeakingModel, optimizer: tuple[dict[str, torch.Tensor], dict[str, Any]]) -> None:
         run_dir, state = self.context.run_dir, self.state
-        target = save_checkpoint(run_dir, model, optimizer, self.config.optimizer.value, state)
+        target = save_checkpoint(run_dir, model, optimizer, self.config.optimizer.value, state, self.lora)
         if state.best.step == state.step:
             point(run_dir, "best", target)
         self._whole.add(target)
@@ -217,12 +234,7 @@ def prepare_model(model: SpeakingModel, config: FinetuneConfig) -> SpeakingModel
     schedule = schedule_of(model, config)
     model.settings.skip_schedule = None if schedule is None else schedule.to_json()
     if config.dropout_rate is not None:
-        model.hf.config.dropout_rate = config.dropout_rate
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = config.dropout_rate
-            elif isinstance(getattr(module, "dropout", None), float):
-                module.dropout = config.dropout_rate  # type: ignore[assignment]
+        set_dropout(model, config.dropout_rate)
     if config.gradient_checkpointing:
         model.hf.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     return model
