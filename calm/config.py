@@ -449,10 +449,17 @@ class ClassifierConfig:
     lr: float = 1e-2
     warmup_steps: int = 20
     loss: ClassifierLoss = ClassifierLoss.independent
+    tokens: int | None = None  # target tokens of the train split that are read; None: 50,000, of a wide model more
+    exits_only: bool = False  # learns from the layers of exit_layers alone, instead of from all below the last
+    precision: Precision = Precision.fp32  # of the frozen layers; what they say is asked in fp32
     log_every: int = 50
     eval_rows: int = 500
 
     def __post_init__(self) -> None:
+        if self.tokens is not None:
+            check_range("classifier.tokens", self.tokens, 1, INF)
+        if self.precision is Precision.fp16:
+            raise ConfigError(f"classifier.precision={FP16_REFUSED}")
         for name in ("batch_size", "log_every", "eval_rows"):
             check_range(f"classifier.{name}", getattr(self, name), 1, INF)
         for name in ("steps", "warmup_steps"):

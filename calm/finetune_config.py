@@ -1,4 +1,4 @@
-"""Settings of stage 1 that only some trainings use: low-rank adapters, layers that are dropped, a curriculum of exits."""
+"""Settings of stage 1 that only some trainings use: low-rank adapters, dropped layers, a curriculum of exits."""
 
 from dataclasses import dataclass
 from enum import Enum

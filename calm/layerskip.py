@@ -1,4 +1,4 @@
-"""LayerSkip's curves (Elhoushi et al., arXiv 2404.16710, section 4.1): which layers are dropped, which exits learn when.
+"""LayerSkip's curves (Elhoushi et al., arXiv 2404.16710, section 4.1): which layers drop out, which exits learn when.
 
 The paper counts layers from 0 and steps from 0; here layers count from 1. Functions of numbers alone.
 """
@@ -34,7 +34,7 @@ def exit_weights(num_layers: int, scale: float) -> list[float]:
 
 
 def exits_at(config: ExitCurriculumConfig, layers: Sequence[int], step: int, steps: int) -> list[int]:
-    """Those of ``layers`` (ascending, the model's last one at the end) that have a loss at a step: C(t, l) of equation 6.
+    """Those of ``layers`` (ascending, the model's last one included) that have a loss at a step: C(t, l) of equation 6.
 
     Rotational: every R-th, moving on by one from step to step. Gradual: the last one alone at first, and one more,
     downwards, every T / (2 n) steps of n layers, so that all of them learn in the second half. The last one always has

@@ -1,4 +1,4 @@
-"""Low-rank adapters on frozen weights (Hu et al., arXiv 2106.09685, section 4.1), through peft, which is met here alone.
+"""Low-rank adapters on frozen weights (Hu et al., arXiv 2106.09685, section 4.1), through peft, met here alone.
 
 What is saved as a model is always the plain one, the adapters' products added in. The adapters alone are kept beside
 it as peft's own files with the hash of the weights that they were made on: they mean nothing on others.
