@@ -5,8 +5,6 @@ from enum import Enum
 
 from .errors import ConfigError
 
-INF = float("inf")
-
 
 class OverTime(str, Enum):
     """How a rate rises in the course of a training (calm/layerskip.py)."""
@@ -28,7 +26,7 @@ class LoraConfig:
     """Low-rank adapters on frozen weights (Hu et al., arXiv 2106.09685), through peft; off without ``rank``."""
 
     rank: int | None = None
-    alpha: float = 16.0  # the update counts alpha / rank
+    alpha: int = 16  # the update counts alpha / rank
     dropout: float = 0.0  # of what goes into an adapter
     targets: list[str] | None = None  # names of linear layers, such as q_proj; None: all linear layers of the stack
     adapter: str | None = None  # folder of an earlier adapter of the same weights to go on from
@@ -36,8 +34,8 @@ class LoraConfig:
     def __post_init__(self) -> None:
         if self.rank is not None and self.rank < 1:
             raise ConfigError(f"finetune.lora.rank must be at least 1, got {self.rank}; null is no adapter")
-        if not 0 < self.alpha < INF:
-            raise ConfigError(f"finetune.lora.alpha must lie in (0, inf), got {self.alpha}")
+        if self.alpha < 1:
+            raise ConfigError(f"finetune.lora.alpha must be at least 1, got {self.alpha}")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"finetune.lora.dropout must lie in [0, 1), got {self.dropout}")
         if self.targets is not None and (not self.targets or len(set(self.targets)) != len(self.targets)):

@@ -30,7 +30,7 @@ def base_hash(model: SpeakingModel) -> str:
     found = hashlib.sha256()
     for name, tensor in sorted(KINDS[model.hf.config.model_type].weights(model).items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
+        found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 
@@ -83,8 +83,7 @@ class Lora:
     def save(self, folder: Path) -> None:
         """peft's own files and the base's hash into an existing folder."""
         save_tensors(folder / WEIGHTS, {name: tensor.detach() for name, tensor in self._tensors().items()})
-        values = {name: sorted(each) if isinstance(each, set) else each for name, each in self._peft.to_dict().items()}
-        write_json(folder / "adapter_config.json", values)
+        self._peft.save_pretrained(str(folder))
         write_json(folder / BASE, {"base_sha256": self.base})
 
     def _load(self, folder: Path) -> None:

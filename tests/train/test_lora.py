@@ -73,7 +73,7 @@ def test_its_files_are_pefts(tmp_path: Path) -> None:
     from peft import PeftModel
 
     model = early_llama(random_llama())
-    adapted(model, targets=["q_proj", "down_proj"], alpha=3.0).save(tmp_path)
+    adapted(model, targets=["q_proj", "down_proj"], alpha=3).save(tmp_path)
     with merged(model) as whole:
         expected = state(whole)
     theirs = PeftModel.from_pretrained(random_llama(), tmp_path).merge_and_unload().state_dict()
@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         Lora(early_llama(random_llama()), LoraConfig(rank=2), 0, tmp_path / "none")
     for settings, message in (
         ({"rank": 0}, "finetune.lora.rank must be at least 1, got 0"),
-        ({"rank": 2, "alpha": 0.0}, "finetune.lora.alpha"),
+        ({"rank": 2, "alpha": 0}, "finetune.lora.alpha"),
         ({"rank": 2, "dropout": 1.0}, "finetune.lora.dropout"),
         ({"rank": 2, "targets": []}, "finetune.lora.targets"),
         ({"adapter": "folder"}, "give its finetune.lora.rank too"),
