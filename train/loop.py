@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import DistributedType
 from torch import nn
 
 from calm.config import FinetuneConfig
 from calm.decode_batch import BatchDecoder
-from calm.errors import ConfigError, TrainingError
+from calm.errors import TrainingError
 from calm.metrics import rouge_l_many
 from calm.models.speaking import SpeakingModel
 from calm.policies import Full, Policy, SkipSchedule
@@ -24,7 +23,7 @@ from .batches import Feed
 from .context import Context
 from .dropout import set_dropout
 from .launch import check_divisible
-from .lora import ADAPTER, Lora, merged
+from .lora import merged, put_in
 from .memory import peak_memory_gib
 from .optim import build_optimizer, learning_rate, load_optimizer, names_in_order, optimizer_state, set_rate
 from .sharded import sharded
@@ -59,7 +58,7 @@ class Finetune:
         check_divisible(self.config, context.world)
         self.model = prepare_model(model, self.config)
         seed = context.config.seed
-        self.lora = self._adapters(checkpoint)
+        self.lora = put_in(context, self.model, checkpoint)
         self.dev = random.Random(seed).sample(dev, min(len(dev), self.config.eval_rows))
         loss = SpeakingLoss(model, self.config, seed)
         optimizer = build_optimizer(model.named_parameters(), self.config)
@@ -76,19 +75,6 @@ class Finetune:
         if checkpoint is not None:
             self._check_best()
         self._clock = time.monotonic()
-
-    def _adapters(self, checkpoint: Path | None) -> Lora | None:
-        """Those that are trained instead of the weights, where that is asked for; of a checkpoint, or of a folder."""
-        config = self.config.lora
-        if config.rank is None:
-            return None
-        if self.context.accelerator.distributed_type is DistributedType.FSDP:
-            raise ConfigError("finetune.lora does not go with FSDP: adapters are small; use plain data parallelism")
-        asked = None if config.adapter is None else Path(config.adapter)
-        lora = Lora(self.model, config, self.context.config.seed, asked if checkpoint is None else checkpoint / ADAPTER)
-        whole = sum(parameter.numel() for parameter in self.model.hf.parameters())
-        self.context.say(f"LoRA on {', '.join(lora.targets)}: {len(lora):,} of {whole:,} parameters are trained")
-        return lora
 
     def _check_best(self) -> None:
         """The best of an earlier step may be gone: the run had gone on to a better one. All processes look."""

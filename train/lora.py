@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import DistributedType
 from torch import Tensor, nn
 
 from calm.checkpoint import load_tensors, read_json, save_tensors, write_json
@@ -18,6 +19,8 @@ from calm.errors import CheckpointError, ConfigError
 from calm.finetune_config import LoraConfig
 from calm.models.folder import KINDS
 from calm.models.speaking import SpeakingModel
+
+from .context import Context
 
 ADAPTER = "adapter"  # within a checkpoint of a training
 WEIGHTS, BASE = "adapter_model.safetensors", "base.json"
@@ -104,6 +107,24 @@ class Lora:
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(found[name])
+
+
+def put_in(context: Context, model: SpeakingModel, checkpoint: Path | None) -> Lora | None:
+    """The adapters that a run trains instead of the weights, those of ``checkpoint`` where it goes on; None without.
+
+    Raises:
+        ConfigError, CheckpointError: see Lora; FSDP.
+    """
+    config = context.config.finetune.lora
+    if config.rank is None:
+        return None
+    if context.accelerator.distributed_type is DistributedType.FSDP:
+        raise ConfigError("finetune.lora does not go with FSDP: adapters are small; use plain data parallelism")
+    saved = None if config.adapter is None else Path(config.adapter)
+    lora = Lora(model, config, context.config.seed, saved if checkpoint is None else checkpoint / ADAPTER)
+    whole = sum(parameter.numel() for parameter in model.hf.parameters())
+    context.say(f"LoRA on {', '.join(lora.targets)}: {len(lora):,} of {whole:,} parameters are trained")
+    return lora
 
 
 @contextmanager
