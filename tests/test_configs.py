@@ -194,3 +194,23 @@ def test_the_arms_of_skipdecode_have_one_budget(corpus: str) -> None:
         assert (arm.stage, arm.data.name, arm.seed) == (Stage.finetune, corpus, 0)
         assert [getattr(arm.finetune, name) for name in budget] == [getattr(skip.finetune, name) for name in budget]
     assert (skip.finetune.loss, exits.finetune.loss) == (ExitLoss.final_only, ExitLoss.last_plus_mean)
+
+
+def test_adapters_dropped_layers_and_curricula_come_from_the_command_line() -> None:
+    asked = ["checkpoint=folder", "data=restaurants", "finetune.lora.rank=8", "finetune.lora.targets=[q_proj,v_proj]"]
+    found = train(*asked, "finetune.exit_curriculum.kind=rotational", "finetune.layer_dropout.over_time=exponential")
+    assert found.finetune.lora.targets == ["q_proj", "v_proj"] and found.finetune.lora.alpha == 16
+    assert found.finetune.exit_curriculum.kind.value == "rotational"
+    off = train("+model=tiny").finetune
+    assert off.lora.rank is None and off.layer_dropout.p_max == 0 and off.exit_curriculum.kind.value == "none"
+    for argv, why in (
+        (["+model=tiny", "finetune.layer_dropout.p_max=1.2"], r"p_max must lie in \[0, 1\), got 1.2"),
+        (["+model=tiny", "finetune.lora.rank=8"], "adapts the weights of a trained model: give checkpoint="),
+        (["+model=tiny", "finetune.rotate=1", "finetune.exit_curriculum.kind=gradual"], "give one of them"),
+    ):
+        with pytest.raises(ConfigError, match=why) as told:
+            train(*argv)
+        assert "\n" not in str(told.value)
+    skip, plain = (train(f"+experiment=smollm2_{name}", "checkpoint=f").finetune for name in ("layerskip", "lora"))
+    assert skip.layer_dropout.p_max == 0.2 and plain.layer_dropout.p_max == 0
+    assert replace(skip, layer_dropout=plain.layer_dropout, exit_curriculum=plain.exit_curriculum) == plain
