@@ -67,20 +67,21 @@ class Backend:
     wave: MakeWave
 
 
-def pick(runner: RunnerName, device: str, spec: DecoderSpec | None = None) -> RunnerName:
+def pick(runner: RunnerName, device: str, spec: DecoderSpec | None = None, *, decoder_only: bool = False) -> RunnerName:
     """``auto`` is graph for a GPU, native for a CPU with AVX-512 that can compile it, and else eager.
 
     Decoder-only models have the eager runner alone.
 
     Args:
         spec: whether the compiled step knows this decoder is asked too.
+        decoder_only: of the model.
 
     Raises:
         NativeError: native was asked for and cannot be had.
     """
     if runner in (RunnerName.eager, RunnerName.graph):
         return runner
-    if runner is RunnerName.auto and spec is not None and not spec.cross_attention:
+    if runner is RunnerName.auto and decoder_only:
         return RunnerName.eager
     if runner is RunnerName.auto and device == "cuda":
         return RunnerName.graph
@@ -108,7 +109,7 @@ def chosen(model: ServedModel, options: EngineOptions) -> RunnerName:
             there is none.
         NativeError: as ``pick``.
     """
-    name = pick(options.runner, model.device.type, model.spec)
+    name = pick(options.runner, model.device.type, model.spec, decoder_only=not model.spec.cross_attention)
     for what in ("weights", "cross_kv"):
         if name is not RunnerName.native and getattr(options, what) is Weights.int8:
             raise ConfigError(f"{what}=int8 needs runner=native, and this engine's is {name.value}")

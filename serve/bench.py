@@ -106,7 +106,8 @@ class MadeUp:
         self._taken: list[int] = []
         self._source: tuple[Tensor, ...] = ()
         if max_source is not None:
-            shape = (spec.num_layers, spec.num_kv_heads, slots.measured_source(max_source), spec.d_kv)
+            length = min(max_source, slots.longest_source(slots.max_target, slots.count))
+            shape = (spec.num_layers, spec.num_kv_heads, length, spec.d_kv)
             self._source = (torch.randn(shape, generator=self._noise).to(like),) * 2
             if slots.prompted:
                 self._source += (torch.randn(spec.d_model, generator=self._noise).to(like),)

@@ -74,6 +74,14 @@ class PagedSlots(SlotPool):
             self._fill(list(range(OWNED, OWNED + self.blocks.count)), float("nan"))
 
     @property
+    def num_blocks(self) -> int:
+        return self.blocks.count
+
+    @property
+    def num_blocks_used(self) -> int:
+        return self.blocks.used
+
+    @property
     def held_bytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
 
@@ -153,14 +161,14 @@ class PagedSlots(SlotPool):
         del self._prompts[slot]
         self._blank(slot)
 
-    def measured_source(self, longest: int) -> int:
-        share = self.blocks.count // self.count * self.size - self.max_target + 1
-        if share < 1:
+    def longest_source(self, limit: int, rows: int = 1) -> int:
+        room = self.blocks.count // rows * self.size - limit + 1
+        if room < 1:
             raise ConfigError(
-                f"costs cannot be measured: {self.blocks.count} blocks do not hold {self.count} rows; raise "
-                "cache_blocks, or choose rule=own or compact"
+                f"{self.blocks.count} blocks of {self.size} positions have no room for {rows} at once with answers of "
+                f"{limit} tokens; raise cache_blocks" + (", or lower max_batch" if rows > 1 else "")
             )
-        return min(longest, share)
+        return min(self.max_source, room)
 
     def _needed(self, positions: int) -> int:
         return -(-positions // self.size)

@@ -50,6 +50,15 @@ class SlotPool:
         return self.count - len(self._taken)
 
     @property
+    def num_blocks(self) -> int:
+        """Of a cache that slots share."""
+        return 0
+
+    @property
+    def num_blocks_used(self) -> int:
+        return 0
+
+    @property
     def held_bytes(self) -> int | None:
         """Of K and V where slots share them; None where each has its own."""
         return None
@@ -69,9 +78,13 @@ class SlotPool:
         """A copy on the host of what a row has in its first positions, where a slot grows: as it is put there."""
         raise NotImplementedError
 
-    def measured_source(self, longest: int) -> int:
-        """Tokens of a source, at most ``longest``, that every slot has room for at once."""
-        return longest
+    def longest_source(self, limit: int, rows: int = 1) -> int:
+        """Tokens of a source that so many rows have room for at once, each with an answer of at most ``limit`` tokens.
+
+        Raises:
+            ConfigError: there is not enough for any.
+        """
+        return self.max_source
 
     def take(self) -> int:
         """The lowest free slot, empty.
