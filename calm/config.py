@@ -130,6 +130,13 @@ class OnDrift(str, Enum):
     full = "full"
 
 
+class Preempt(str, Enum):
+    """How a row whose blocks were needed comes back: with a copy of its K/V, or by doing again what it did."""
+
+    swap = "swap"
+    replay = "replay"
+
+
 class Head(str, Enum):
     full = "full"
     screened = "screened"

@@ -52,7 +52,7 @@ def run(config: Table1Config, run_dir: Path) -> int:
 
     spec = DecodeSpec(
         str(folder), device, dtype, config.decoder, config.batch_size, config.backfill, head=config.head,
-        head_k=config.head_k, **choose_runner(config.decoder, config.runner, device), weights=config.weights,
+        head_k=config.head_k, **choose_runner(config.decoder, config.runner, device, folder), weights=config.weights,
         cross_kv=config.cross_kv, make=decoder_maker(config.decoder), record_confidences=True,
     )  # fmt: skip
     bars = Bars()

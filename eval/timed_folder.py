@@ -95,7 +95,7 @@ def certified_way(
         fitting = [
             each
             for each in artifacts
-            if _fits(each, numbers)
+            if _fits(each, numbers, folder)
             and measure in (None, each.measure)
             and any(isclose(c.tolerance, tolerance) and c.certified_below_one for c in each.certificates)
         ]
@@ -108,12 +108,13 @@ def certified_way(
     )
 
 
-def _fits(artifact: "Artifact", dtype: str) -> bool:
+def _fits(artifact: "Artifact", dtype: str, folder: Path) -> bool:
     """Whether it speaks of answers by this processor's own runner with the full head."""
     from calm.calibration.identity import arithmetic
+    from calm.models.folder import is_decoder_only
     from serve.backend import pick, runner_kernels
 
-    runner = pick(RunnerName.auto, "cpu")
+    runner = pick(RunnerName.auto, "cpu", decoder_only=is_decoder_only(folder))
     if dtype == "int8" and runner is not RunnerName.native:
         return False
     numbers, weights = served_numbers(dtype)

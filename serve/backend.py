@@ -7,7 +7,6 @@ knows only what is named here.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,6 +20,7 @@ from calm.models.base import DecoderSpec
 from calm.rules import Rule
 
 from .accounting import Clock
+from .causal_runner import CausalRunner
 from .exits import Exits
 from .graph.machine import GraphMachine
 from .graph.ops import Parts, TorchOps
@@ -38,6 +38,7 @@ from .native.views import INT8, LANES
 from .native.wave import NativeWave
 from .native.weights import KINDS, check_served
 from .options import EngineOptions
+from .paged import PagedSlots, Pages
 from .prefill import Prefill
 from .requests import Row
 from .rounds import EagerRounds, Rounds
@@ -72,17 +73,22 @@ class Backend:
     most_drafted: int = LANES - 1
 
 
-def pick(runner: RunnerName, device: str, spec: DecoderSpec | None = None) -> RunnerName:
+def pick(runner: RunnerName, device: str, spec: DecoderSpec | None = None, *, decoder_only: bool = False) -> RunnerName:
     """``auto`` is graph for a GPU, native for a CPU with AVX-512 that can compile it, and else eager.
+
+    Decoder-only models have the eager runner alone.
 
     Args:
         spec: whether the compiled step knows this decoder is asked too.
+        decoder_only: of the model.
 
     Raises:
         NativeError: native was asked for and cannot be had.
     """
     if runner in (RunnerName.eager, RunnerName.graph):
         return runner
+    if runner is RunnerName.auto and decoder_only:
+        return RunnerName.eager
     if runner is RunnerName.auto and device == "cuda":
         return RunnerName.graph
     try:
@@ -105,14 +111,19 @@ def chosen(model: ServedModel, options: EngineOptions) -> RunnerName:
     """The runner of an engine.
 
     Raises:
-        ConfigError: int8 without the native runner; what the graph runner does not offer.
+        ConfigError: int8 without the native runner; what the graph runner does not offer; a paged cache's options where
+            there is none.
         NativeError: as ``pick``.
     """
-    name = pick(options.runner, model.device.type, model.spec)
+    name = pick(options.runner, model.device.type, model.spec, decoder_only=not model.spec.cross_attention)
     for what in ("weights", "cross_kv"):
         if name is not RunnerName.native and getattr(options, what) is Weights.int8:
             raise ConfigError(f"{what}=int8 needs runner=native, and this engine's is {name.value}")
+    if model.spec.cross_attention and options.cache_blocks is not None:
+        raise ConfigError("cache_blocks is for decoder-only models; an encoder-decoder's slots are max_batch")
     if name is RunnerName.graph:
+        if not model.spec.cross_attention:
+            raise ConfigError("runner=graph has no decoder without cross-attention; use runner=eager")
         if options.rule is BatchRule.rebatch:
             raise ConfigError("rule=rebatch parks rows between layers, which runner=graph cannot; choose rule=compact")
         if options.head is not Head.full:
@@ -153,8 +164,7 @@ def decoding_identity(model: ServedModel, options: EngineOptions) -> ModelIdenti
 
 
 def _eager(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clock) -> Backend:
-    slots = Slots(model.spec, options.max_batch, model.max_target, model.max_source, model.device, options.poison)
-    runner = EagerRunner(model.spec, slots)
+    slots, runner = _eager_memory(model, options)
     machine = Machine(
         runner=runner,
         exits=exits,
@@ -174,6 +184,17 @@ def _eager(model: ServedModel, options: EngineOptions, exits: Exits, clock: Cloc
         lambda rule, rows, bucket: EngineWave(machine, rule, rows, bucket),
         EagerRounds(machine, model.spec.eos_token_id),
     )
+
+
+def _eager_memory(model: ServedModel, options: EngineOptions) -> tuple[Slots | PagedSlots, EagerRunner | CausalRunner]:
+    """Whole slots for a decoder that reads an encoder; a decoder-only model's cache is paged."""
+    spec, count, lengths = model.spec, options.max_batch, (model.max_target, model.max_source)
+    if spec.cross_attention:
+        slots = Slots(spec, count, *lengths, model.device, options.poison)
+        return slots, EagerRunner(spec, slots)
+    pages = Pages(options.block_size, options.cache_blocks)
+    paged = PagedSlots(spec, count, *lengths, model.device, pages, options.poison)
+    return paged, CausalRunner(spec, paged)
 
 
 def _native(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clock) -> Backend:
@@ -253,8 +274,12 @@ def _step_ops(parts: Parts, most: int) -> TorchOps:
 
 
 def _torch_prefill(model: ServedModel, options: EngineOptions) -> Prefill:
-    cross = partial(cross_kv, model.spec)
-    return Prefill(model.encode, cross, options.prefill_rows, options.source_multiple, model.max_source, model.device)
+    def encoded(ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        assert model.encode is not None
+        return cross_kv(model.spec, model.encode(ids, mask))
+
+    read = model.read or encoded
+    return Prefill(read, options.prefill_rows, options.source_multiple, model.max_source, model.device)
 
 
 def _native_prefill(model: ServedModel, options: EngineOptions, kind: int) -> Prefill | NativePrefill:

@@ -280,4 +280,7 @@ class Desk:
             backfilled_tokens=self._backfilled,
             rebatches=self._rebatches,
             drift=self._drift,
+            blocks=engine.slots.num_blocks,
+            blocks_used=engine.slots.num_blocks_used,
+            preemptions=engine.preemption.count,
         )

@@ -36,7 +36,9 @@ from .intake import Intake, Source
 from .measure import measure, measure_check, setting_of
 from .model import ServedModel, served
 from .options import EngineOptions, RequestOptions
+from .preempt import Preemption
 from .prefill import CrossCache, CrossKV, source_key
+from .prompts import first_words
 from .requests import Answer, Reason, Row, Status, one_line
 from .rounds import Round
 from .sampling import choose
@@ -95,7 +97,9 @@ class Engine:
         self.slots, self.prefill, self.machine = backend.slots, backend.prefill, backend.machine
         self._exits, self._new_wave, self.runner_name = backend.exits, backend.wave, backend.name
         self.rounds, self._most_drafted = backend.rounds, backend.most_drafted
-        self.cross_cache = CrossCache(options.cross_cache_rows, options.cross_cache_bytes)
+        self.preemption = Preemption(options.preempt, self.slots, self.machine)
+        most = self.slots.held_bytes if options.cross_cache_bytes is None else options.cross_cache_bytes
+        self.cross_cache = CrossCache(options.cross_cache_rows, most)
         identity = decoding_identity(self.model, options)
         self.drift = Drift(options.on_drift, options.requests_per_alarm, options.drift_patience)
         self.certificates = Certificates(self.model.artifacts, identity, options.rule, self.drift)
@@ -136,6 +140,7 @@ class Engine:
                 raise ConfigError(f"draft needs runner=native or eager, and this engine's is {self.runner_name.value}")
             self._intake.check_draft(asked.draft, self._most_drafted)
         ids = self._intake.ids(source, asked.truncate)
+        self.slots.check(len(ids), limit)
         row = Row(
             id=name,
             number=self._arrivals,
@@ -187,18 +192,20 @@ class Engine:
         if not self.has_work:
             return Step([], [], None)
         self.clock.begin()
+        self._make_room()
         admitted, calls = self._admit()
         rows, said, rule = len(self._running), [], None
-        drafting = [row for row in self._running if row.options.draft is not None]
-        if climbing := rows - len(drafting):
+        drafting = [row for row in self._decoding() if row.options.draft is not None]
+        if climbing := self._climbing():
             self.clock("schedule")
-            rule = self._choice.rule(climbing, bool(self._parked), [measure for measure, _ in self._exits.present])
+            rule = self._choice.rule(len(climbing), bool(self._parked), [measure for measure, _ in self._exits.present])
             self.clock("choice")
             spoken = self._wave(rule)
             self._choice.saw(spoken.crossing, [row.number for row in spoken.rows])
             said = self._take(spoken)
         for draft in dict.fromkeys(row.options.draft for row in drafting if row.options.draft is not None):
             said += self._hear(self._drafted([row for row in drafting if row.options.draft == draft], draft))
+        said += self._first_words()
         parked = sum(wave.size for wave in self._parked)
         answers = self._answers()
         record = self.clock.end(rows, len(said), rule.name if rule else None, parked, admitted, calls)
@@ -274,15 +281,29 @@ class Engine:
 
     # the parts of a step
 
+    def _make_room(self) -> None:
+        """Where slots grow: room for what each running row writes next, or the newest rows go back to the queue."""
+        if not self.slots.grows:
+            return
+        for row in self.preemption.victims(self._running):
+            self.preemption.keep(row)
+            self._vacate(row)
+            row.slot, row.status = -1, Status.waiting
+            self._waiting.put_back([row])
+
     def _admit(self) -> tuple[int, int]:
         """Fill free slots from the queue, first come first served; returns admitted rows and encoder calls."""
         admitted = calls = 0
         while self.slots.free and self._waiting:
-            known = self._waiting.first.key in self.cross_cache
+            first = self._waiting.first
+            room = self.slots.room(first.length + first.step, self.prefill.alike(first.length))
+            if not room:
+                break
+            known = self.preemption.has(first) or first.key in self.cross_cache
             if not known and calls == self.options.prefill_calls:
                 break  # decoding rows do not wait for more than this
             calls += 0 if known else 1
-            room = min(self.options.prefill_rows, self.slots.free)
+            room = min(self.options.prefill_rows, room)
             group = self._waiting.group(room, self.prefill.alike, self.cross_cache)
             self.clock("schedule")
             try:
@@ -297,8 +318,10 @@ class Engine:
         """Give a row its slot; one for which that raises fails alone. Whether it is running now."""
         slot = self.slots.take()
         try:
-            self._heed_drift(row)
+            if not row.tokens:
+                self._heed_drift(row)
             self.slots.put_source(slot, *kv)
+            self.preemption.back(row, slot)
             self._exits.put(slot, row.policy, row.id)
         except BaseException as error:
             self._exits.clear(slot)
@@ -307,7 +330,7 @@ class Engine:
                 raise
             self._fail(row, error)
             return False
-        row.slot, row.status, row.admitted = slot, Status.running, time.perf_counter()
+        row.slot, row.status, row.admitted = slot, Status.running, row.admitted or time.perf_counter()
         self._running.append(row)
         return True
 
@@ -319,7 +342,12 @@ class Engine:
         row.policy, row.certified, row.watch = resolved.policy, resolved.certified, resolved.watch
 
     def _encoded(self, rows: list[Row]) -> list[tuple[Row, CrossKV]]:
-        """Cross K/V of rows that were just taken from the queue; a row whose encoding raises fails alone."""
+        """Cross K/V of rows that were just taken from the queue; a row whose encoding raises fails alone.
+
+        Of a decoder-only model it is the prompts' own K/V; of a row that was preempted, its answer's too.
+        """
+        if self.preemption.has(rows[0]):
+            return [(rows[0], self.preemption.copy(rows[0]))]
         kept = self.cross_cache.get(rows[0].key)
         if kept is not None:
             return [(rows[0], kept)]
@@ -337,12 +365,14 @@ class Engine:
     def _wave(self, rule: Rule) -> Spoken:
         """The wave whose turn it is, taken through the layers."""
         waiting = {id(row) for wave in self._parked for row in wave.rows}
-        fresh = [row for row in self._climbing if id(row) not in waiting]
+        fresh = [row for row in self._climbing() if id(row) not in waiting]
         resumed = next_parked(self._parked, rule, len(fresh))
         if resumed is not None:
             self._parked.remove(resumed)
         involved = fresh if resumed is None else resumed.rows
         self.clock("schedule")
+        if not involved:
+            return Spoken.nothing()
         try:
             wave = self._new_wave(rule, fresh, None) if resumed is None else resumed
             return self._up(wave, rule, self._parked, patient=resumed is None)
@@ -357,7 +387,7 @@ class Engine:
         """
         self._parked.clear()
         sound = []
-        for row in self._climbing:
+        for row in self._climbing():
             try:
                 self._climbed([row], rule, self.machine.bucket(len(rows)))
                 sound.append(row)
@@ -370,10 +400,13 @@ class Engine:
                 self._fail(row, still)
             return Spoken.nothing()
 
-    @property
     def _climbing(self) -> list[Row]:
-        """Running rows that go token by token."""
-        return [row for row in self._running if row.options.draft is None]
+        """Rows whose next token is for the layers to say, one token at a time."""
+        return [row for row in self._decoding() if row.options.draft is None]
+
+    def _decoding(self) -> list[Row]:
+        """Rows whose next token is not for their prompt to say."""
+        return [row for row in self._running if row.tokens] if self.slots.prompted else list(self._running)
 
     def _drafted(self, rows: list[Row], draft: Draft) -> list[Round]:
         """A round of these rows; where that raises, each by itself, and those for which it still does fail."""
@@ -385,6 +418,22 @@ class Engine:
                 self._fail(rows[0], error)
                 return []
             return [found for row in rows for found in self._drafted([row], draft)]
+
+    def _first_words(self) -> list[tuple[str, int]]:
+        """Tokens that the prompts of rows that have none yet say; a prompt for which that raises fails alone."""
+        rows = [row for row in self._running if not row.tokens] if self.slots.prompted else []
+        if not rows:
+            return []
+        try:
+            return self._take(first_words(self.machine, rows))
+        except Exception:
+            said, bucket = [], self.machine.bucket(len(rows))
+            for row in rows:
+                try:
+                    said += self._take(first_words(self.machine, [row], bucket))
+                except Exception as own:
+                    self._fail(row, own)
+            return said
 
     def _climbed(self, rows: list[Row], rule: Rule, bucket: int | None = None) -> Spoken:
         """One wave of these rows to its end, without parking."""
@@ -468,13 +517,17 @@ class Engine:
         if row.watch is not None and status is Status.finished:
             self._watch(row)
         if row.slot >= 0:
-            self._running.remove(row)
-            self._parked = [wave for wave in self._parked if wave.drop(row)]
-            self.clock("host")
-            self._exits.clear(row.slot)
-            self.slots.give_back(row.slot)
-            self.clock("slots")
+            self._vacate(row)
+        self.preemption.forget(row)
         self._ended.append(row)
+
+    def _vacate(self, row: Row) -> None:
+        self._running.remove(row)
+        self._parked = [wave for wave in self._parked if wave.drop(row)]
+        self.clock("host")
+        self._exits.clear(row.slot)
+        self.slots.give_back(row.slot)
+        self.clock("slots")
 
     def _watch(self, row: Row) -> None:
         """Whether its depth is like that of the articles that its threshold was certified on."""

@@ -70,7 +70,10 @@ class Intake:
         Text is cut to the model's length, or, ``truncate`` being false, refused with a DataError where it is longer.
         """
         if isinstance(source, str):
-            return tuple(self.model.to_ids(source, truncate))
+            read = tuple(self.model.to_ids(source, truncate))
+            if not read:
+                raise DataError("the text has no tokens: there is nothing to continue; send a longer one")
+            return read
         if isinstance(source, bytes) or not isinstance(source, Sequence):
             raise DataError(f"a source is a text or a sequence of ids, got {type(source).__name__}")
         if len(source) > self.model.max_source:

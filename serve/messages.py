@@ -190,6 +190,8 @@ class Load:
         layers_executed: over all tokens; ``layers_skipped``: above their emission layers.
         backfilled_tokens: that were emitted below the last layer.
         rebatches: times that a row waited for company.
+        blocks, blocks_used: of a decoder-only model's cache; 0 where rows have slots of their own.
+        preemptions: times that a row gave its blocks up for an older one.
     """
 
     beat: float
@@ -202,6 +204,9 @@ class Load:
     backfilled_tokens: int
     rebatches: int
     drift: DriftState = DriftState()
+    blocks: int = 0
+    blocks_used: int = 0
+    preemptions: int = 0
 
 
 @dataclass(frozen=True)

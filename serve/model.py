@@ -20,9 +20,10 @@ from calm.models.base import DecoderSpec, EncoderSpec
 
 from .native.encoder import PackedEncoder
 from .native.weights import Packed
-from .prefill import Encode
+from .prefill import Encode, Read
 
 if TYPE_CHECKING:
+    from calm.models.causal import CausalModel
     from calm.models.speaking import SpeakingModel
 
 
@@ -36,10 +37,12 @@ class ServedModel:
 
     Attributes:
         spec: the decoder.
-        encode: ids and mask -> hidden states of the encoder.
+        encode: ids and mask -> hidden states of the encoder; None of a decoder-only model.
+        read: of a decoder-only model: ids and mask -> K and V of the prompts, (L, rows, KV heads, prompt, d_kv) each,
+            and their last hiddens after layer L, (rows, d_model).
         classifier: hidden -> P(exit), fp32; None before it is trained.
-        to_ids, to_text: a source's text to ids (EOS last), ids to text. A longer one than ``max_source`` is cut, or a
-            DataError where ``cut`` is false.
+        to_ids, to_text: a source's text to ids, with what the model wants around it; ids to text. A longer one than
+            ``max_source`` is cut, or a DataError where ``cut`` is false.
         encoder: tensors for the native runner's own encoder; None: ``encode`` is all there is.
         classifier_weights: of the exit classifier: (d_model,) and a bias.
         exit_layers: layers after which a row may leave.
@@ -49,7 +52,7 @@ class ServedModel:
     """
 
     spec: DecoderSpec
-    encode: Encode
+    encode: Encode | None
     classifier: Callable[[Tensor], Tensor] | None
     to_ids: ToIds
     to_text: Callable[[Sequence[int]], str]
@@ -59,6 +62,7 @@ class ServedModel:
     artifacts: tuple[Artifact, ...] = ()
     identity: ModelIdentity | None = None
     encoder: EncoderSpec | None = None
+    read: Read | None = None
     classifier_weights: tuple[Tensor, float] | None = None
     costs: dict[object, CostTable] = field(default_factory=dict, compare=False, repr=False)
     _packed: dict[int, Packed] = field(default_factory=dict, compare=False, repr=False)
@@ -101,30 +105,33 @@ def served(
 
     Raises:
         CheckpointError: the folder cannot be loaded.
-        ConfigError: it is no T5.
+        ConfigError: its lengths are more than its positions.
         CalibrationError: an artifact in it is damaged.
     """
+    from calm.architectures import spec_of
     from calm.calibration.artifact import load_artifacts
     from calm.data.text import decode_ids, encode_source
+    from calm.decode import check_lengths
+    from calm.models.causal import CausalModel
     from calm.models.folder import load
-    from calm.models.t5 import export_encoder, export_spec, t5_only
+    from calm.models.t5 import EarlyExitT5, export_encoder
 
     artifacts: list[Artifact] = []
     identity = None
     if isinstance(model, str | Path):
         folder = model
         model = load(folder, device, dtype)
-    model = t5_only(model, "the engine")
-    spec = export_spec(model)
+    spec, tokenizer, settings = spec_of(model), model.tokenizer, model.settings
+    check_lengths(model, settings.max_target_tokens)
     if folder is not None:
         artifacts = load_artifacts(folder)
         arithmetic = str(spec.tensors["embed"].dtype).removeprefix("torch.")
         identity = ModelIdentity.of(model, folder, dtype=arithmetic)
-    tokenizer, settings = model.tokenizer, model.settings
     linear = model.classifier.linear
     return ServedModel(
         spec=spec,
-        encode=model.encode,
+        encode=model.encode if isinstance(model, EarlyExitT5) else None,
+        read=_reader(model) if isinstance(model, CausalModel) else None,
         classifier=model.classifier if settings.has_classifier else None,
         to_ids=lambda text, cut=True: encode_source(tokenizer, text, settings, cut=cut),
         to_text=lambda ids: decode_ids(tokenizer, ids),
@@ -133,6 +140,14 @@ def served(
         max_target=settings.max_target_tokens,
         artifacts=tuple(artifacts),
         identity=identity,
-        encoder=export_encoder(model),
+        encoder=export_encoder(model) if isinstance(model, EarlyExitT5) else None,
         classifier_weights=(linear.weight.detach()[0], linear.bias.item()) if settings.has_classifier else None,
     )
+
+
+def _reader(model: CausalModel) -> Read:
+    def read(ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        found = model.read_prompts(ids, mask)
+        return *found.stacked(), found.hidden
+
+    return read

@@ -13,6 +13,7 @@ from calm.config import (
     Consistency,
     Head,
     OnDrift,
+    Preempt,
     RunnerName,
     Stepping,
     Weights,
@@ -74,8 +75,13 @@ class EngineOptions:
         prefill_rows: rows of one encoder call, always padded to this number so that no mate changes a bit.
         prefill_calls: encoder calls between two decode steps at most: decoding rows never starve.
         source_multiple: sources are padded to multiples of this many tokens.
-        cross_cache_rows: sources whose cross K/V is kept for when they come again; 0 keeps none.
-        cross_cache_bytes: of all of them; None: as many as they are.
+        cross_cache_rows: sources whose cross K/V (of a decoder-only model the prompt's own) is kept for when they come
+            again; 0 keeps none.
+        cross_cache_bytes: of all of them; None: as many as they are, of prompts as many as the cache's blocks have.
+        block_size: positions of a block of a decoder-only model's cache.
+        cache_blocks: blocks of that cache; None: enough for ``max_batch`` rows at full length. Where they run out, the
+            newest row gives its own up and comes back later, its answer unchanged.
+        preempt: how it comes back: its K/V copied to the host and back (swap), or made anew as it was (replay).
         head: full, candidates (the first check's top ``head_k``) or screened (int8, ``head_k`` rescored exactly).
         runner: native (compiled for this CPU), eager (plain torch), graph (the whole step on a GPU), or auto: graph on
             a GPU, native where it can be had.
@@ -102,6 +108,9 @@ class EngineOptions:
     source_multiple: int = SOURCE_MULTIPLE
     cross_cache_rows: int = 64
     cross_cache_bytes: int | None = None
+    block_size: int = 16
+    cache_blocks: int | None = None
+    preempt: Preempt = Preempt.swap
     head: Head = Head.full
     head_k: int = 32
     runner: RunnerName = RunnerName.auto
@@ -120,6 +129,7 @@ class EngineOptions:
         object.__setattr__(self, "head", _choice("head", Head, self.head))
         object.__setattr__(self, "runner", _choice("runner", RunnerName, self.runner))
         object.__setattr__(self, "stepping", _choice("stepping", Stepping, self.stepping))
+        object.__setattr__(self, "preempt", _choice("preempt", Preempt, self.preempt))
         object.__setattr__(self, "on_drift", _choice("on_drift", OnDrift, self.on_drift))
         for name in ("weights", "cross_kv"):
             object.__setattr__(self, name, _choice(name, Weights, getattr(self, name)))
@@ -129,6 +139,7 @@ class EngineOptions:
         _number("requests_per_alarm", self.requests_per_alarm)
         check_range("requests_per_alarm", self.requests_per_alarm, 1, INF)
         for name in (
+            "block_size",
             "drift_patience",
             "max_age",
             "max_batch",
@@ -143,6 +154,9 @@ class EngineOptions:
         if self.cross_cache_bytes is not None:
             _whole("cross_cache_bytes", self.cross_cache_bytes)
             check_range("cross_cache_bytes", self.cross_cache_bytes, 0, INF)
+        if self.cache_blocks is not None:
+            _whole("cache_blocks", self.cache_blocks)
+            check_range("cache_blocks", self.cache_blocks, 1, INF)
         _number("quantile", self.quantile)
         check_range("quantile", self.quantile, 0, 1, open_low=True)
         for size in self.buckets:

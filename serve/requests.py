@@ -148,6 +148,12 @@ class Row:
         return len(self.tokens)
 
     @property
+    def ahead(self) -> int:
+        """Words that its next round may draft, each of which needs room for its K/V."""
+        draft = self.options.draft
+        return 0 if draft is None else min(draft.length, self.limit - self.step - 1)
+
+    @property
     def over(self) -> bool:
         return self.status not in (Status.waiting, Status.running)
 

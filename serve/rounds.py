@@ -43,11 +43,6 @@ class Rounds(Protocol):
     def __call__(self, rows: Sequence[Row], draft: Draft) -> list[Round]: ...
 
 
-def room_of(row: Row) -> int:
-    """Words that a row may still say."""
-    return row.limit - row.step
-
-
 def end_of_draft(row: Row, eos: int) -> int:
     """The word after which a row drafts no more; ``NOTHING`` where any may follow."""
     return NOTHING if row.options.ignore_eos else eos
@@ -67,7 +62,7 @@ class EagerRounds:
             places = [len(stood[i]) for i in going]
             tokens = [guesses[i][-1] if guesses[i] else rows[i].next_input for i in going]
             at = self._at([rows[i] for i in going], places)
-            hidden = previous = self._machine.runner.embed(self._padded(torch.tensor(tokens)))
+            hidden = previous = self._machine.runner.embed(self._padded(torch.tensor(tokens)), *at)
             for layer in range(1, draft.layer + 1):
                 previous, hidden = hidden, self._layer(layer, hidden, *at)
             for number, i in enumerate(going):
@@ -75,8 +70,7 @@ class EagerRounds:
             words, sure = self._guess(hidden, previous, draft)
             drafting = []
             for number, i in enumerate(going):
-                room = min(draft.length, room_of(rows[i]) - 1)
-                if len(guesses[i]) < room and sure[number] and words[number] != NOTHING:
+                if len(guesses[i]) < rows[i].ahead and sure[number] and words[number] != NOTHING:
                     guesses[i].append(words[number])
                     if words[number] != end_of_draft(rows[i], self._eos):
                         drafting.append(i)

@@ -168,7 +168,7 @@ class EngineWave:
         steps = torch.tensor([row.step for row in self.rows] + [0] * padding, device=device)
         tokens = torch.tensor([row.next_input for row in self.rows] + [0] * padding, device=device)
         thresholds, depths, measures, run_lengths = machine.exits.at(slots, steps)
-        hidden = machine.runner.embed(tokens)
+        hidden = machine.runner.embed(tokens, slots, steps)
         self.at = Climbers(
             slots,
             steps,

@@ -66,7 +66,7 @@ class TorchOps:
             strict=True,
         ):
             mine.copy_(found)
-        frame.hidden.copy_(self._runner.embed(frame.tokens))
+        frame.hidden.copy_(self._runner.embed(frame.tokens, frame.slots, frame.steps))
         frame.previous.copy_(frame.hidden)
         frame.crossing.fill_(self.parts.spec.num_layers)
         frame.confidences.fill_(float("nan"))

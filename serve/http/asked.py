@@ -77,8 +77,9 @@ Prompt = Annotated[
         {
             "anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}, _IDS, {**_IDS, "items": _IDS}],
             "description": (
-                "The source that the encoder reads: a text, token ids (the end-of-sequence id last), or a list of "
-                "texts or of id lists. Each prompt of a list gets its own choices: prompt i has index i*n to i*n+n-1."
+                "What is answered: a text, token ids (with all that the model wants around a source, such as the "
+                "end-of-sequence id last), or a list of texts or of id lists. Each prompt of a list gets its own "
+                "choices: prompt i has index i*n to i*n+n-1."
             ),
         }
     ),

@@ -203,8 +203,12 @@ class Metrics:
         yield GaugeMetricFamily("calm_num_requests_running", "Rows in the batch.", value=load.running)
         yield GaugeMetricFamily("calm_num_requests_waiting", "Requests in the queue.", value=load.waiting)
         yield GaugeMetricFamily("calm_num_requests_parked", "Rows that wait for company.", value=load.parked)
-        used = load.running / rows if rows else 0.0
-        yield GaugeMetricFamily("calm_kv_cache_usage_perc", "Share of the K/V slots in use, 0 to 1.", value=used)
+        used = load.blocks_used / load.blocks if load.blocks else load.running / rows if rows else 0.0
+        yield GaugeMetricFamily("calm_kv_cache_usage_perc", "Share of the K/V memory in use, 0 to 1.", value=used)
+        free = load.blocks - load.blocks_used
+        yield GaugeMetricFamily("calm_kv_blocks_used", "Blocks of the cache that rows have.", value=load.blocks_used)
+        yield GaugeMetricFamily("calm_kv_blocks_free", "Blocks of the cache that nobody has.", value=free)
+        yield CounterMetricFamily("calm_preemptions", "Rows that gave their blocks up.", value=load.preemptions)
         executed, skipped = load.layers_executed, load.layers_skipped
         yield CounterMetricFamily("calm_layers_executed", "Decoder layers that ran, by row.", value=executed)
         yield CounterMetricFamily("calm_layers_skipped", "Decoder layers that did not run, by row.", value=skipped)

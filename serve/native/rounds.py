@@ -12,7 +12,7 @@ from calm.drafting import Draft
 
 from ..exits import MEASURES
 from ..requests import Row
-from ..rounds import Round, end_of_draft, room_of
+from ..rounds import Round, end_of_draft
 from .machine import NativeMachine
 from .views import INT, LANES, STAGES, DraftView
 
@@ -47,7 +47,7 @@ class NativeRounds:
         machine, view = self._machine, self._view
         for i, row in enumerate(rows):
             machine.step[row.slot], machine.token[row.slot] = row.step, row.next_input
-            self._slots[i], self._room[i] = row.slot, room_of(row)
+            self._slots[i], self._room[i] = row.slot, row.limit - row.step
         view.count, view.layer, view.length, view.eos = len(rows), draft.layer, draft.length, ends
         view.measure = -1 if draft.measure is None else MEASURES.index(draft.measure)
         view.threshold, view.ran, view.fallbacks = draft.threshold, 0, 0
