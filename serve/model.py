@@ -111,7 +111,7 @@ def served(
     from calm.architectures import spec_of
     from calm.calibration.artifact import load_artifacts
     from calm.data.text import decode_ids, encode_source
-    from calm.decode import check_lengths
+    from calm.decode_checks import check_lengths
     from calm.models.causal import CausalModel
     from calm.models.folder import load
     from calm.models.t5 import EarlyExitT5, export_encoder
