@@ -20,6 +20,7 @@ from calm.models.base import DecoderSpec
 from calm.rules import Rule
 
 from .accounting import Clock
+from .bands import Bands, EagerBands
 from .causal_runner import CausalRunner
 from .exits import Exits
 from .graph.machine import GraphMachine
@@ -29,6 +30,7 @@ from .graph.stepping import CudaCapture, branches, called
 from .graph.wave import GraphWave
 from .heads import make_head
 from .model import ServedModel
+from .native.bands import NativeBands
 from .native.build import NativeError, available, instructions, kernels, library
 from .native.encoder import NativePrefill
 from .native.machine import NativeMachine
@@ -61,6 +63,7 @@ class Backend:
         wave: (rule, rows, bucket or None) -> a wave at layer 0; a native one has no bucket.
         rounds: of rows that draft; None: nobody can.
         most_drafted: words in one round.
+        bands: of rows with a schedule of layers; None: nobody can have one.
     """
 
     name: RunnerName
@@ -71,6 +74,7 @@ class Backend:
     wave: MakeWave
     rounds: Rounds | None = None
     most_drafted: int = LANES - 1
+    bands: Bands | None = None
 
 
 def pick(runner: RunnerName, device: str, spec: DecoderSpec | None = None, *, decoder_only: bool = False) -> RunnerName:
@@ -183,6 +187,7 @@ def _eager(model: ServedModel, options: EngineOptions, exits: Exits, clock: Cloc
         machine,
         lambda rule, rows, bucket: EngineWave(machine, rule, rows, bucket),
         EagerRounds(machine, model.spec.eos_token_id),
+        bands=EagerBands(machine),
     )
 
 
@@ -220,6 +225,7 @@ def _native(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clo
         machine,
         lambda rule, rows, bucket: NativeWave(machine, rows),
         NativeRounds(machine, model.spec.eos_token_id, options.max_batch),
+        bands=NativeBands(machine),
     )
 
 

@@ -22,11 +22,12 @@ from torch import Tensor
 from calm.cost import CostTable
 from calm.drafting import Draft, accepted
 from calm.errors import CalmError, ConfigError, DataError
-from calm.policies import Static
+from calm.policies import Policy, SkipSchedule, Static
 from calm.rules import ROW_EXACT, Rule, next_parked
 
 from .accounting import Clock, StepRecord
 from .backend import decoding_identity, make_backend
+from .bands import bands_of
 from .certified import Certificates
 from .choice import RuleChoice
 from .drift import Drift, Reference
@@ -96,13 +97,13 @@ class Engine:
         backend = make_backend(self.model, options, self.clock)
         self.slots, self.prefill, self.machine = backend.slots, backend.prefill, backend.machine
         self._exits, self._new_wave, self.runner_name = backend.exits, backend.wave, backend.name
-        self.rounds, self._most_drafted = backend.rounds, backend.most_drafted
+        self.rounds, self._most_drafted, self.bands = backend.rounds, backend.most_drafted, backend.bands
         self.preemption = Preemption(options.preempt, self.slots, self.machine)
         most = self.slots.held_bytes if options.cross_cache_bytes is None else options.cross_cache_bytes
         self.cross_cache = CrossCache(options.cross_cache_rows, most)
         identity = decoding_identity(self.model, options)
         self.drift = Drift(options.on_drift, options.requests_per_alarm, options.drift_patience)
-        self.certificates = Certificates(self.model.artifacts, identity, options.rule, self.drift)
+        self.certificates = Certificates(self.model.artifacts, identity, options.rule, self.drift, self.model.usual)
         self._intake = Intake(self.model)
         self._waiting = Waiting(options.max_waiting)
         self._running: list[Row] = []
@@ -139,6 +140,10 @@ class Engine:
             if self.rounds is None:
                 raise ConfigError(f"draft needs runner=native or eager, and this engine's is {self.runner_name.value}")
             self._intake.check_draft(asked.draft, self._most_drafted)
+        if isinstance(resolved.policy, SkipSchedule) and self.bands is None:
+            raise ConfigError(
+                f"policy skip_schedule needs runner=native or eager, and this engine's is {self.runner_name.value}"
+            )
         ids = self._intake.ids(source, asked.truncate)
         self.slots.check(len(ids), limit)
         row = Row(
@@ -151,7 +156,7 @@ class Engine:
             watch=resolved.watch,
             limit=limit,
             next_input=self.model.spec.start_token_id,
-            fills=not isinstance(resolved.policy, Static) or self.options.rule not in ROW_EXACT,
+            fills=self._fills(resolved.policy),
             key=source_key(ids),
         )
         self._waiting.add(row)
@@ -170,6 +175,12 @@ class Engine:
     def row(self, name: str) -> Row | None:
         """The state of a request whose answer has not been given yet; its owner may read it and go on reading it."""
         return self._rows.get(name)
+
+    def _fills(self, policy: Policy) -> bool:
+        """Whether layers above a token's are filled in; see Exits."""
+        if isinstance(policy, SkipSchedule):
+            return False
+        return not isinstance(policy, Static) or self.options.rule not in ROW_EXACT
 
     @property
     def num_waiting(self) -> int:
@@ -205,6 +216,8 @@ class Engine:
             said = self._take(spoken)
         for draft in dict.fromkeys(row.options.draft for row in drafting if row.options.draft is not None):
             said += self._hear(self._drafted([row for row in drafting if row.options.draft == draft], draft))
+        for layers, band in bands_of(self._decoding(), self.model.spec.num_layers).items():
+            said += self._banded(band, layers)
         said += self._first_words()
         parked = sum(wave.size for wave in self._parked)
         answers = self._answers()
@@ -402,7 +415,9 @@ class Engine:
 
     def _climbing(self) -> list[Row]:
         """Rows whose next token is for the layers to say, one token at a time."""
-        return [row for row in self._decoding() if row.options.draft is None]
+        return [
+            row for row in self._decoding() if row.options.draft is None and not isinstance(row.policy, SkipSchedule)
+        ]
 
     def _decoding(self) -> list[Row]:
         """Rows whose next token is not for their prompt to say."""
@@ -418,6 +433,17 @@ class Engine:
                 self._fail(rows[0], error)
                 return []
             return [found for row in rows for found in self._drafted([row], draft)]
+
+    def _banded(self, rows: list[Row], layers: Sequence[int]) -> list[tuple[str, int]]:
+        """Tokens of a band; where that raises, each row by itself, and those for which it still does fail."""
+        assert self.bands is not None
+        try:
+            return self._take(self.bands(rows, layers))
+        except Exception as error:
+            if len(rows) == 1:
+                self._fail(rows[0], error)
+                return []
+            return [found for row in rows for found in self._banded([row], layers)]
 
     def _first_words(self) -> list[tuple[str, int]]:
         """Tokens that the prompts of rows that have none yet say; a prompt for which that raises fails alone."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calm.config import Measure
 from calm.models.base import DecoderSpec
-from calm.policies import Confident, Policy, Replay, Static, fixed_depth
+from calm.policies import Confident, Policy, Replay, SkipSchedule, Static, fixed_depth
 from calm.thresholds import ThresholdSchedule
 
 MEASURES = tuple(Measure)
@@ -70,6 +70,8 @@ class Exits:
     def put(self, slot: int, policy: Policy, row_id: str) -> None:
         """Raise ConfigError for a depth outside 1..L."""
         self.clear(slot)
+        if isinstance(policy, SkipSchedule):  # it names layers, and nobody leaves
+            return
         if isinstance(policy, Replay):
             depths = [fixed_depth(policy, row_id, step, self._num_layers) or 0 for step in range(self._length)]
             self.depths[slot] = torch.tensor(depths)

@@ -8,7 +8,8 @@ from typing import cast
 from calm.config import Measure
 from calm.drafting import Draft
 from calm.errors import ConfigError, DataError
-from calm.policies import Confident, Oracle, Policy, Replay, fixed_depth
+from calm.layer_schedule import check_monotone
+from calm.policies import Confident, Oracle, Policy, Replay, SkipSchedule, fixed_depth
 
 from .model import ServedModel
 from .options import RequestOptions
@@ -51,6 +52,10 @@ class Intake:
             raise ConfigError(
                 "policy 'oracle' needs every layer of every token, which no engine saves; decode with calm"
             )
+        if isinstance(policy, SkipSchedule):
+            policy.schedule.check_depth(num_layers)
+            check_monotone([policy.schedule.layers(step, num_layers) for step in range(self.model.max_target)])
+            return
         for step in range(self.model.max_target if isinstance(policy, Replay) else 1):
             fixed_depth(policy, name, step, num_layers)
         if not isinstance(policy, Confident):

@@ -189,11 +189,11 @@ def at_once(batch: int, prefill_rows: int = PREFILL_ROWS) -> dict[str, Any]:
 class RequestOptions:
     """What one request asks for.
 
-    How deep its tokens go is said by at most one of ``policy``, ``threshold`` and ``tolerance``; without any it
-    decodes at full depth.
+    How deep its tokens go is said by at most one of ``policy``, ``threshold``, ``tolerance`` and ``draft``; without any
+    it decodes at full depth, or by the schedule of layers that the model was trained by.
 
     Attributes:
-        policy: full, static, confident, replay.
+        policy: full, static, confident, replay, skip_schedule.
         threshold: of ``measure`` (default: the one that the calibration picked), on its calibrated schedule.
         tolerance: the threshold certified for this tolerance.
         consistency: which certificate ``tolerance`` means.

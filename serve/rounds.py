@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from calm.confidence import CONFIDENCE, LayerView
 from calm.drafting import Draft
-from calm.rules import bucket_of
 
 from .heads import NOTHING, HeadState, best
+from .lanes import Lanes
 from .requests import Row
 from .wave import Machine
 
@@ -52,7 +51,7 @@ class EagerRounds:
     """Rounds on a runner of plain torch."""
 
     def __init__(self, machine: Machine, eos: int) -> None:
-        self._machine, self._eos, self.verify_s = machine, eos, 0.0
+        self._machine, self._lanes, self._eos, self.verify_s = machine, Lanes(machine), eos, 0.0
 
     def __call__(self, rows: Sequence[Row], draft: Draft) -> list[Round]:
         guesses: list[list[int]] = [[] for _ in rows]
@@ -61,10 +60,10 @@ class EagerRounds:
         while going:
             places = [len(stood[i]) for i in going]
             tokens = [guesses[i][-1] if guesses[i] else rows[i].next_input for i in going]
-            at = self._at([rows[i] for i in going], places)
-            hidden = previous = self._machine.runner.embed(self._padded(torch.tensor(tokens)), *at)
+            at = self._lanes.at([rows[i] for i in going], places)
+            hidden = previous = self._lanes.embed(tokens, at)
             for layer in range(1, draft.layer + 1):
-                previous, hidden = hidden, self._layer(layer, hidden, *at)
+                previous, hidden = hidden, self._lanes.layer(layer, hidden, at)
             for number, i in enumerate(going):
                 stood[i].append(hidden[number])
             words, sure = self._guess(hidden, previous, draft)
@@ -93,11 +92,11 @@ class EagerRounds:
     ) -> list[Round]:
         machine = self._machine
         lanes = [(row, place) for row, hiddens in zip(rows, stood, strict=True) for place in range(len(hiddens))]
-        hidden = self._padded(torch.stack([each for hiddens in stood for each in hiddens]))
-        at = self._at([row for row, _ in lanes], [place for _, place in lanes])
+        hidden = self._lanes.padded(torch.stack([each for hiddens in stood for each in hiddens]))
+        at = self._lanes.at([row for row, _ in lanes], [place for _, place in lanes])
         began = machine.clock.now()
         for layer in range(draft.layer + 1, machine.num_layers + 1):
-            hidden = self._layer(layer, hidden, *at)
+            hidden = self._lanes.layer(layer, hidden, at)
         self.verify_s = machine.clock.now() - began
         live = torch.arange(hidden.shape[0], device=hidden.device) < len(lanes)
         state = HeadState(None, live)
@@ -108,28 +107,3 @@ class EagerRounds:
             Round(row, guessed, [next(words) for _ in hiddens])
             for row, guessed, hiddens in zip(rows, guesses, stood, strict=True)
         ]
-
-    def _at(self, rows: Sequence[Row], places: Sequence[int]) -> tuple[Int[Tensor, " batch"], Int[Tensor, " batch"]]:
-        """Slots and positions of these rows at these places of their round."""
-        slots = torch.tensor([row.slot for row in rows])
-        steps = torch.tensor([row.step + place for row, place in zip(rows, places, strict=True)])
-        return self._padded(slots, self._machine.runner.slots.padding), self._padded(steps)
-
-    def _padded(self, values: Tensor, filler: int = 0) -> Tensor:
-        """As many as a bucket holds; more than the largest stay as many as they are."""
-        count, machine = values.shape[0], self._machine
-        size = bucket_of(machine.buckets, count) if count <= machine.buckets[-1] else count
-        padding = values.new_full((size - count, *values.shape[1:]), filler)
-        return torch.cat([values, padding]).to(machine.device)
-
-    def _layer(
-        self,
-        layer: int,
-        hidden: Float[Tensor, "batch d_model"],
-        slots: Int[Tensor, " batch"],
-        steps: Int[Tensor, " batch"],
-    ) -> Float[Tensor, "batch d_model"]:
-        """All K/V of the batch are written before any are read, and a row reads none behind its own position."""
-        hidden = self._machine.runner.layer(layer, hidden, slots, steps, False)
-        self._machine.clock.layer(hidden.shape[0])
-        return hidden

@@ -121,11 +121,12 @@ class EarlyExit(BaseModel):
     """How deep tokens go: exactly one of policy, threshold, tolerance and draft; `layers` may also stand alone."""
 
     model_config = STRICT
-    policy: Literal["full", "certified", "static"] | None = Field(
+    policy: Literal["full", "certified", "static", "skip_schedule"] | None = Field(
         None,
         description=(
             "full: all layers. certified: the server's default tolerance, else the smallest that the model is "
-            "certified for. static: the same layer for every token."
+            "certified for. static: the same layer for every token. skip_schedule: the layers of each position that "
+            "the model was trained with."
         ),
     )
     layer: int | None = Field(None, ge=1, le=1024, description="Of policy static.")
@@ -158,7 +159,7 @@ class EarlyExit(BaseModel):
         if (self.layer is None) == (self.policy == "static"):
             said = "early_exit.layer: policy static needs it, and nothing else takes it"
             raise bad_request(said, "early_exit.layer")
-        fixed = self.policy in ("full", "static") or not asked or self.draft is not None
+        fixed = self.policy in ("full", "static", "skip_schedule") or not asked or self.draft is not None
         for name in ("measure", "consistency"):
             if getattr(self, name) is not None and fixed:
                 said = "it decides nothing here; it goes with threshold, tolerance or policy certified"

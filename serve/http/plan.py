@@ -7,7 +7,7 @@ from typing import Any
 from calm.config import Consistency, Measure
 from calm.drafting import Draft
 from calm.errors import ConfigError
-from calm.policies import Full, Static
+from calm.policies import Full, SkipSchedule, Static
 from calm.serve_config import ServeConfig
 
 from ..messages import ModelInfo
@@ -81,7 +81,7 @@ def depth(asked: CompletionRequest, info: ModelInfo, config: ServeConfig) -> dic
         return {"draft": _draft(wish.draft, asked, info)}
     if wish is None or (wish.policy is None and wish.threshold is None and wish.tolerance is None):
         if config.default_tolerance is None:
-            return {"policy": Full()}
+            return {"policy": Full() if info.schedule is None else SkipSchedule(info.schedule)}
         return {"tolerance": config.default_tolerance, "consistency": config.default_consistency}
     if wish.policy == "full":
         return {"policy": Full()}
@@ -89,6 +89,11 @@ def depth(asked: CompletionRequest, info: ModelInfo, config: ServeConfig) -> dic
         if (wish.layer or 0) > info.num_layers:
             raise bad_request(f"early_exit.layer: the model has {info.num_layers} decoder layers", "early_exit.layer")
         return {"policy": Static(wish.layer or 0)}
+    if wish.policy == "skip_schedule":
+        if info.schedule is None:
+            said = "early_exit.policy: the model was not trained by a schedule of layers; ask for another policy"
+            raise bad_request(said, "early_exit.policy")
+        return {"policy": SkipSchedule(info.schedule)}
     consistency = Consistency(wish.consistency or config.default_consistency)
     told = {"measure": wish.measure, "consistency": consistency}
     if wish.threshold is not None:

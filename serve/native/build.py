@@ -177,6 +177,7 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
         "calm_start": (None, [pointer, pointer]),
         "calm_climb": (whole, [pointer, pointer]),
         "calm_speak": (whole, [pointer, pointer]),
+        "calm_follow": (whole, [pointer, pointer, pointer, whole]),
         "calm_speculate": (whole, [pointer, pointer]),
         "calm_logits": (None, [pointer, pointer, whole, pointer]),
         "calm_encoder_new": (pointer, [pointer]),

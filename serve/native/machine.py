@@ -166,6 +166,12 @@ class NativeMachine:
         if self._speak(self._handle, ctypes.byref(wave)) == NO_MEMORY:
             raise MemoryError("no memory left for the words of this batch")
 
+    def follow(self, wave: WaveView, layers: Sequence[int]) -> None:
+        """Raise MemoryError."""
+        chosen = (ctypes.c_int32 * len(layers))(*layers)
+        if library().calm_follow(self._handle, ctypes.byref(wave), ctypes.addressof(chosen), len(layers)) == NO_MEMORY:
+            raise MemoryError("no memory left for a band of this batch")
+
     def speculate(self, draft: DraftView) -> None:
         """Raise MemoryError."""
         if self._speculate(self._handle, ctypes.byref(draft)) == NO_MEMORY:

@@ -90,6 +90,25 @@ static Status climb(Engine& e, Wave& w) {
     return ENDED;
 }
 
+// These layers of all rows and no others, and their words; nothing is filled in.
+static void follow(Engine& e, Wave& w, const int32_t* layers, int count) {
+    const Model& m = e.m;
+    Timer timer(w.seconds, w.cpu_time);
+    for (int i = 0; i < count; i++) {
+        w.layer = layers[i];
+        run(e, w);
+    }
+    timer(LAYERS);
+    Checker& c = e.checker;
+    c.asked.assign(w.active, w.active + w.active_count), c.places.resize(w.active_count);
+    for (int i = 0; i < w.active_count; i++) {
+        w.done[i] = w.active[i], c.places[i] = i;
+        w.crossing[i] = w.emission[i] = w.layer, w.executed[i] = count, w.involuntary[i] = 0;
+    }
+    say_asked(m, e.scratch, c, w.tokens, &w.fallbacks);
+    timer(HEAD);
+}
+
 // Words of the done and the active rows, in this order, and the K/V above their exits.
 static void speak(Engine& e, Wave& w) {
     const Model& m = e.m;
@@ -224,6 +243,14 @@ void calm_start(Engine* e, Wave* w) { start(*e, *w); }
 int32_t calm_climb(Engine* e, Wave* w) {
     try {
         return climb(*e, *w);
+    } catch (const std::bad_alloc&) {
+        return NO_MEMORY;
+    }
+}
+int32_t calm_follow(Engine* e, Wave* w, const int32_t* layers, int32_t count) {
+    try {
+        follow(*e, *w, layers, count);
+        return ENDED;
     } catch (const std::bad_alloc&) {
         return NO_MEMORY;
     }

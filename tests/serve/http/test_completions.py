@@ -227,6 +227,7 @@ def test_layers_are_told_a_token_where_they_are_asked_for() -> None:
         ({"policy": "oracle"}, "early_exit.policy"),
         ({"policy": "static"}, "early_exit.layer"),
         ({"policy": "static", "layer": 9}, "early_exit.layer"),
+        ({"policy": "skip_schedule"}, "early_exit.policy"),
         ({"policy": "static", "layer": 0}, "early_exit.layer"),
         ({"threshold": 0.5, "layer": 3}, "early_exit.layer"),
         ({"threshold": -1}, "early_exit.threshold"),
