@@ -112,6 +112,7 @@ def trials(config: BackfillConfig, answers: Answers) -> list[Trial]:
 
 
 def clock_trials(config: BackfillConfig, folder: Path, answers: Answers) -> list[Trial]:
+    """One for each batch size, and one for passes over several positions."""
     from .backfill_clock import clocks, passes
 
     found = [
