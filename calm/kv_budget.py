@@ -25,35 +25,39 @@ class ErrorTable:
     ran: so 1 is a position whose keys and values are as far off as they are long, in every layer.
 
     Attributes:
-        edges: of the cosine, ascending; a cosine at an edge belongs above it.
-        errors: by layers skipped (1..L-1), then by interval of the cosine: one more than there are edges.
+        edges: by layers skipped (1..L-1), cosines, ascending; a cosine at an edge belongs above it.
+        errors: likewise, one more than edges: of the intervals between them.
 
     Raises:
         ConfigError: the numbers make no table.
     """
 
-    edges: tuple[float, ...]
+    edges: tuple[tuple[float, ...], ...]
     errors: tuple[tuple[float, ...], ...]
 
     def __post_init__(self) -> None:
         values = [value for row in self.errors for value in row]
-        if list(self.edges) != sorted(set(self.edges)):
-            raise ConfigError(f"error table: edges must ascend, got {list(self.edges)}")
-        if not values or any(len(row) != len(self.edges) + 1 for row in self.errors):
+        if not values or len(self.edges) != len(self.errors):
             raise ConfigError(
-                f"error table: {len(self.edges)} edges need rows of {len(self.edges) + 1} errors, and there must be one"
+                f"error table: {len(self.edges)} rows of edges and {len(self.errors)} of errors; give one of each for "
+                "every number of layers skipped"
             )
+        for edges, errors in zip(self.edges, self.errors, strict=True):
+            if list(edges) != sorted(set(edges)) or len(errors) != len(edges) + 1:
+                raise ConfigError(
+                    f"error table: edges must ascend and have one error more, got {list(edges)} and {list(errors)}"
+                )
         if not all(math.isfinite(value) and value >= 0.0 for value in values):
             raise ConfigError("error table: errors must be finite and at least 0")
 
     @classmethod
     def flat(cls, num_layers: int, error: float = 1.0) -> "ErrorTable":
         """Every exit costs the same, however many layers it skips: a budget of k of them ends after k exits."""
-        return cls((), ((error,),) * (num_layers - 1))
+        return cls(((),) * (num_layers - 1), ((error,),) * (num_layers - 1))
 
     def expected(self, skipped: int, cosine: float) -> float:
         """Of an exit that skips so many layers (1..L-1)."""
-        return self.errors[skipped - 1][bisect_right(self.edges, cosine)]
+        return self.errors[skipped - 1][bisect_right(self.edges[skipped - 1], cosine)]
 
     def check_depth(self, num_layers: int) -> None:
         """Raise ConfigError where it is a table for another depth."""
@@ -64,7 +68,7 @@ class ErrorTable:
             )
 
     def to_json(self) -> dict[str, Any]:
-        return {"edges": list(self.edges), "errors": [list(row) for row in self.errors]}
+        return {"edges": [list(row) for row in self.edges], "errors": [list(row) for row in self.errors]}
 
 
 def error_table(
@@ -75,10 +79,10 @@ def error_table(
     bins: int = 4,
     least: int = 20,
 ) -> ErrorTable:
-    """Mean error by layers skipped and by quantile of the cosine.
+    """Mean error by layers skipped and by quantile of their cosines.
 
-    A cell with fewer than ``least`` exits takes the mean of its number of layers skipped; where that has as few too,
-    the mean error of a skipped layer times their number.
+    A number of layers skipped has so many ``bins`` where each gets ``least`` exits, else one; where it has not even
+    these, the mean error of a skipped layer times their number.
 
     Raises:
         ConfigError: no exit, or a number out of range.
@@ -87,13 +91,14 @@ def error_table(
         raise ConfigError("error table: no exit to calibrate from; take more articles or a lower threshold")
     if bins < 1 or skipped.min() < 1 or skipped.max() >= num_layers:
         raise ConfigError(f"error table: needs bins >= 1 and exits that skip 1..{num_layers - 1} layers")
-    edges = tuple(sorted({float(each) for each in np.quantile(cosine, np.arange(1, bins) / bins)}))
-    place = np.searchsorted(np.array(edges), cosine, side="right")
-    of_a_layer = error.sum() / skipped.sum()
-    rows = []
+    of_a_layer, edges, errors = error.sum() / skipped.sum(), list[tuple[float, ...]](), list[tuple[float, ...]]()
     for count in range(1, num_layers):
-        here = skipped == count
-        middle = float(error[here].mean()) if here.sum() >= least else float(of_a_layer * count)
-        cells = [here & (place == number) for number in range(len(edges) + 1)]
-        rows.append(tuple(float(error[cell].mean()) if cell.sum() >= least else middle for cell in cells))
-    return ErrorTable(edges, tuple(rows))
+        here, cosines = error[skipped == count], cosine[skipped == count]
+        cut = np.quantile(cosines, np.arange(1, bins) / bins) if len(here) >= bins * least else np.array([])
+        place = np.searchsorted(cut, cosines, side="right")
+        cells = [here[place == number] for number in range(len(cut) + 1)]
+        if min(map(len, cells)) < least:  # too few exits, or so many of one cosine that a quantile has none
+            cut, cells = np.array([]), [here]
+        edges.append(tuple(map(float, cut)))
+        errors.append(tuple(float(each.mean() if len(each) >= least else of_a_layer * count) for each in cells))
+    return ErrorTable(tuple(edges), tuple(errors))

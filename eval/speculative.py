@@ -121,7 +121,7 @@ def as_served(model: "SpeakingModel", folder: Path, dtype: str) -> "ServedModel"
 def clock_trials(
     config: SpeculativeConfig, dtype: str, drafts: Sequence[Draft], articles: "Sequence[Example]", served: Any
 ) -> list[Trial]:
-    """One for each batch size."""
+    """One a batch size; ``served`` gives the model by dtype."""
     from .speculative_clock import timed_at
 
     return [

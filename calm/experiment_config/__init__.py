@@ -7,6 +7,7 @@ from .batching import BatchingConfig
 from .breakdown import BreakdownConfig
 from .grouping import GroupingConfig
 from .invariance import InvarianceConfig
+from .kv_budget import KvBudgetConfig
 from .length import LengthConfig
 from .report import ReportConfig
 from .shallow import ShallowConfig
@@ -23,6 +24,7 @@ SCHEMAS: dict[str, Any] = {  # by program
     "breakdown": BreakdownConfig,
     "grouping": GroupingConfig,
     "invariance": InvarianceConfig,
+    "kv_budget": KvBudgetConfig,
     "length": LengthConfig,
     "report": ReportConfig,
     "shallow": ShallowConfig,
@@ -40,6 +42,7 @@ __all__ = [
     "BreakdownConfig",
     "GroupingConfig",
     "InvarianceConfig",
+    "KvBudgetConfig",
     "LengthConfig",
     "ReportConfig",
     "ShallowConfig",

@@ -14,6 +14,7 @@ from .breakdown import breakdown_panels
 from .grouping import grouping_panels
 from .interactive import interactive
 from .invariance import invariance_panels
+from .kv_budget import kv_budget_panels
 from .length import length_panels
 from .panels import Panel, draw_panels
 from .shallow import shallow_panels
@@ -31,6 +32,7 @@ FIGURES: dict[str, Callable[[pd.DataFrame, Mapping[str, Any]], list[Panel]]] = {
     "breakdown": breakdown_panels,
     "grouping": grouping_panels,
     "invariance": invariance_panels,
+    "kv_budget": kv_budget_panels,
     "length": length_panels,
     "shallow": shallow_panels,
     "skipdecode": skipdecode_panels,

@@ -80,6 +80,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         3, "backfill", "Keys and values of skipped layers", "What are they worth, projected, copied, left out or true?"
     ),
     Experiment(
+        14, "kv_budget", "A budget of their errors",
+        "Does it help to run a token at full depth when the expected errors of filled keys and values add up?",
+    ),
+    Experiment(
         7, "invariance", "Batches and answers", "Does an answer depend on the batch that it is decoded in?"
     ),
     Experiment(
