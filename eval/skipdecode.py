@@ -3,7 +3,7 @@
     python -m eval.skipdecode checkpoint=FOLDER scheduled=[FOLDER,FOLDER] exits=FOLDER [variants=[FOLDER,FOLDER]]
     python -m eval.skipdecode merge=[A/summary.json,B/summary.json]
 
-``checkpoint`` is the model of full depth. Each of ``scheduled`` was trained with finetune.skip_schedule and is decoded
+``checkpoint`` is a model of full depth. Each of ``scheduled`` was trained with finetune.skip_schedule and is decoded
 by that schedule: side top is SkipDecode, side bottom the multi-layer exit network. ``exits`` was trained so that every
 layer speaks; its thresholds (CALM-DEC) are sought on dev, so that tokens run 1/2, 1/3, ... of the layers. Nothing is
 trained here: conf/experiment has an arm of one budget for each method. A speed-up is a ratio of layers, the first
