@@ -79,14 +79,16 @@ skipdecode: $(STAMP)
 	  for k in $(SPEEDUPS); do for m in skipdecode multi_layer_exit; do \
 	    $(BIN)/python -m train +experiment=$${m}_$$c checkpoint=$K/$$c/base/model $(LAYERS)=layers8_$${k}x resume=auto output=$K/$$c/$$m-$${k}x/model hydra.run.dir=$K/$$c/$$m-$${k}x || exit; \
 	  done; done; \
-	  $(BIN)/python -m train +experiment=calm_dec_$$c checkpoint=$K/$$c/base/model resume=auto output=$K/$$c/calm_dec/model hydra.run.dir=$K/$$c/calm_dec || exit; \
+	  for m in full_depth calm_dec; do \
+	    $(BIN)/python -m train +experiment=$${m}_$$c checkpoint=$K/$$c/base/model resume=auto output=$K/$$c/$$m/model hydra.run.dir=$K/$$c/$$m || exit; \
+	  done; \
 	done
 	$(VARIANT) finetune.skip_schedule.warmup_layers=0 output=$K/restaurants/warmup-0/model hydra.run.dir=$K/restaurants/warmup-0
 	$(VARIANT) finetune.skip_schedule.warmup_layers=2 output=$K/restaurants/warmup-2/model hydra.run.dir=$K/restaurants/warmup-2
 	$(VARIANT) finetune.skip_schedule.decay=power output=$K/restaurants/power-3-2/model hydra.run.dir=$K/restaurants/power-3-2
 	$(VARIANT) finetune.skip_schedule.decay=power finetune.skip_schedule.max_layers=8 finetune.skip_schedule.power=0.8 output=$K/restaurants/power-8-2/model hydra.run.dir=$K/restaurants/power-8-2
-	$(BIN)/python -m eval.skipdecode checkpoint=$K/restaurants/base/model 'scheduled=$(call scheduled,restaurants)' exits=$K/restaurants/calm_dec/model 'variants=$(call list,$(foreach v,$(VARIANTS),$K/restaurants/$v/model))' hydra.run.dir=$K/tables/restaurants
-	$(BIN)/python -m eval.skipdecode checkpoint=$K/debian/base/model 'scheduled=$(call scheduled,debian)' exits=$K/debian/calm_dec/model paper=reddit_tldr hydra.run.dir=$K/tables/debian
+	$(BIN)/python -m eval.skipdecode checkpoint=$K/restaurants/full_depth/model 'scheduled=$(call scheduled,restaurants)' exits=$K/restaurants/calm_dec/model 'variants=$(call list,$(foreach v,$(VARIANTS),$K/restaurants/$v/model))' hydra.run.dir=$K/tables/restaurants
+	$(BIN)/python -m eval.skipdecode checkpoint=$K/debian/full_depth/model 'scheduled=$(call scheduled,debian)' exits=$K/debian/calm_dec/model paper=reddit_tldr hydra.run.dir=$K/tables/debian
 	$(BIN)/python -m eval.skipdecode 'merge=[$K/tables/restaurants/summary.json,$K/tables/debian/summary.json]' hydra.run.dir=$K/tables
 
 test: $(STAMP)

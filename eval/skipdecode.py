@@ -3,7 +3,7 @@
     python -m eval.skipdecode checkpoint=FOLDER scheduled=[FOLDER,FOLDER] exits=FOLDER [variants=[FOLDER,FOLDER]]
     python -m eval.skipdecode merge=[A/summary.json,B/summary.json]
 
-``checkpoint`` is the model of full depth. Each of ``scheduled`` was trained with finetune.skip_schedule and is decoded
+``checkpoint`` is a model of full depth. Each of ``scheduled`` was trained with finetune.skip_schedule and is decoded
 by that schedule: side top is SkipDecode, side bottom the multi-layer exit network. ``exits`` was trained so that every
 layer speaks; its thresholds (CALM-DEC) are sought on dev, so that tokens run 1/2, 1/3, ... of the layers. Nothing is
 trained here: conf/experiment has an arm of one budget for each method. A speed-up is a ratio of layers, the first
@@ -26,7 +26,7 @@ from calm.experiment_config import SkipDecodeConfig
 from .bleu import MISSING, bleu_signature, corpus_bleu
 from .common import Stamp, asked_of, choose_model, corpus_settings, finish, say
 from .experiment import UNFINISHED, draw
-from .skipdecode_rows import ablation, clock_row, pairs, quality_rows
+from .skipdecode_rows import ablation, clock_row, pairs, quality_rows, slot_rows
 from .skipdecode_tables import Paper, ablation_table, table4, table5
 from .skipdecode_ways import (
     BASE,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from calm.records import Example
 
 UNIMPORTANT = ("checkpoint", "scheduled", "variants", "variants_of", "merge", "exits", "paper", "paper_model",
-               "speedups", "batches", "attempts", "allow_noisy", "bootstrap")  # fmt: skip
+               "speedups", "batches", "slots", "attempts", "allow_noisy", "bootstrap")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,8 @@ def run(config: SkipDecodeConfig, run_dir: Path) -> int:
         "num_layers": layers, "measure": config.measure.value,
         "paper": {"corpus": paper.corpus, "model": paper.model}, "noisy": any(row["noisy"] for row in timed),
         "rows": rows, "clocks": clocks, "pairs": pairs(config, answered),
-        "variants_of": config.variants_of, "ablation": varied, "failed": {**failed, **found.failed},
+        "variants_of": config.variants_of, "ablation": varied,
+        "slots": slot_rows(config, ways, answered), "failed": {**failed, **found.failed},
     }  # fmt: skip
     if rows:
         summary["figures"] = draw("skipdecode", summary, run_dir)
@@ -190,6 +191,7 @@ def answered_by(asked: Asked, way: Way) -> Row:
         "tokens": depth["tokens"],
         "finished": sum(trace.finished for trace in traces) / len(traces),
         "bleu": corpus_bleu(texts, references),
+        "lengths": [len(trace.tokens) for trace in traces],
         "scores": [float(score) for score in rouge_l_many(texts, references)],
     }
 

@@ -8,7 +8,20 @@ from typing import Any
 from calm.errors import ConfigError, DataError
 
 STAMP = ("started", "wall_s", "argv", "config", "environment")
-FOUND = ("articles", "num_layers", "measure", "paper", "noisy", "bleu", "code", "rows", "clocks", "pairs", "ablation")
+FOUND = (
+    "articles",
+    "num_layers",
+    "measure",
+    "paper",
+    "noisy",
+    "bleu",
+    "code",
+    "rows",
+    "clocks",
+    "pairs",
+    "ablation",
+    "slots",
+)
 
 
 def merged(paths: Sequence[str]) -> dict[str, Any]:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from calm.experiment_config import SkipDecodeConfig
 
+from .skipdecode_slots import slot_row
 from .skipdecode_tables import Paper
-from .skipdecode_ways import BASE, METHODS, SKIP, VARIANT, Way
+from .skipdecode_ways import BASE, METHODS, SKIP, VARIANT, Way, opened
 from .trials import Row
 
 
@@ -22,7 +23,7 @@ def quality_rows(config: SkipDecodeConfig, answered: dict[str, Row], paper: Pape
         scores, first = np.array(row["scores"]), np.array(base["scores"] if base else [])
         found.append(
             {
-                **{name: value for name, value in row.items() if name not in ("scores", "kind")},
+                **{name: value for name, value in row.items() if name not in ("scores", "lengths", "kind")},
                 **with_interval("rouge_l", scores, config.seed, config.bootstrap),
                 **with_interval("rouge_l_minus_full", scores - first, config.seed, config.bootstrap),
                 **{
@@ -85,4 +86,19 @@ def ablation(config: SkipDecodeConfig, ways: Sequence[Way], answered: dict[str, 
                     **with_interval("rouge_l_gained", scores - first, config.seed, config.bootstrap),
                 }
             )  # fmt: skip
+    return found
+
+
+def slot_rows(config: SkipDecodeConfig, ways: Sequence[Way], answered: dict[str, Row]) -> list[Row]:
+    """What a schedule is worth where requests come and go (eval.skipdecode_slots), by way and number of places."""
+    from calm.models.causal import CausalModel
+
+    found = []
+    for way in ways:
+        if way.schedule is None or way.method == VARIANT or way.name not in answered:
+            continue
+        model, lengths = opened(way.folder), answered[way.name]["lengths"]
+        first = int(isinstance(model, CausalModel))
+        for slots in config.slots:
+            found.append({"way": way.name, **slot_row(way.schedule, model.num_layers, lengths, slots, first)})
     return found

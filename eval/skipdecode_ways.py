@@ -30,7 +30,7 @@ class Way:
     """One way of decoding.
 
     Attributes:
-        method: base (full depth of the model that the others start from), skipdecode, multi_layer_exit, calm_dec, or
+        method: base (full depth of a model that learnt nothing else), skipdecode, multi_layer_exit, calm_dec, or
             variant, a schedule that stands beside one of skipdecode.
         speedup: nominal, in layers; 1 is full depth.
         nominal: layers a generated token by which it is called so; None of a threshold that is sought.

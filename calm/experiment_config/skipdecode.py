@@ -24,6 +24,7 @@ class SkipDecodeConfig:
     paper: str = "e2e"  # whose numbers stand beside: e2e, reddit_tldr, cnn_dm
     paper_model: str = "opt_1_3b"  # or opt_6_7b
     batches: list[int] = field(default_factory=lambda: [1, 8])  # at which the clock is read; []: no clock
+    slots: list[int] = field(default_factory=lambda: [8, 32])  # of a batch that requests join and leave, counted
     batch_size: int = 32  # of the decodes to EOS that quality is measured on
     few: int = 2  # tokens; a decode step is what the tokens from few to many take
     many: int = 20
@@ -41,8 +42,8 @@ class SkipDecodeConfig:
             check_range("speedups", times, 2, INF)
         if self.batches:
             check_once_each("batches", self.batches)
-        for rows in self.batches:
-            check_range("batches", rows, 1, INF)
+        for rows in (*self.batches, *self.slots):
+            check_range("batches and slots", rows, 1, INF)
         if self.n is not None:
             check_range("n", self.n, 1, INF)
         check_range("variants_of", self.variants_of, 2, INF)

@@ -28,6 +28,7 @@ from calm.report_plots import draw_panels, panels_of
 from eval import bleu, skipdecode
 from eval.common import articles_of
 from eval.said.skipdecode import said
+from eval.skipdecode_slots import slot_row
 from eval.skipdecode_tables import Paper, table4, table5
 from eval.skipdecode_ways import sought
 
@@ -95,6 +96,9 @@ def test_the_program(folders: dict[str, str], tmp_path: Path, steady: None, caps
     assert rows["calm_dec-2x"]["threshold"] is not None and 1.0 <= rows["calm_dec-2x"]["layers"] < 4.0
     assert rows["skipdecode-2x"]["paper_rouge_l"] == 0.679 and rows["multi_layer_exit-2x"]["paper_rouge_l"] == 0.657
     assert {pair["against"] for pair in summary["pairs"]} == {"multi_layer_exit", "calm_dec"}
+    counted = {(row["way"], row["slots"]): row for row in summary["slots"]}
+    assert set(counted) == {(way, slots) for way in ("skipdecode-2x", "multi_layer_exit-2x") for slots in (8, 32)}
+    assert counted["skipdecode-2x", 8]["row_layers"] == pytest.approx(rows["skipdecode-2x"]["layers"])
     scores = pd.read_parquet(tmp_path / "rows.parquet").set_index("way")["scores"]
     gained = np.array(scores["skipdecode-2x"]) - np.array(scores["multi_layer_exit-2x"])
     assert summary["pairs"][0]["rouge_l_gained"] == pytest.approx(gained.mean())
@@ -142,6 +146,23 @@ def test_variants_stand_beside_one_speedup_and_have_no_clock(
     capsys.readouterr()
 
 
+def test_calls_of_layers_are_counted_by_hand() -> None:
+    """Layers 4, 3 and 2 at steps 1, 2 and 3, of 4: answers of 2, 4 and 3 tokens, two places, the prompt first."""
+    schedule = LayerSchedule(4, 1, 3, 0)
+    assert [schedule.count(position) for position in range(3)] == [4, 3, 2]
+    found = slot_row(schedule, 4, [2, 4, 3], 2, 1)
+    assert found["tokens"] == 6 and found["row_layers"] == pytest.approx((4 + 4 + 3 + 2 + 4 + 3) / 6)
+    assert found["together"] == pytest.approx((4 + 3 + 2 + 4 + 3) / 6)
+    # steps of the places: (1, 1), then (2, 1) as the third answer joins, then (3, 2)
+    assert found["continuous"] == pytest.approx((4 + 4 + 3) / 6)
+    assert found["banded"] == pytest.approx((4 + (3 + 4) + (2 + 3)) / 6)
+    assert found["full_depth"] == pytest.approx(3 * 4 / 6)
+    alone = slot_row(schedule, 4, [2, 4, 3], 1, 1)
+    assert alone["together"] == alone["continuous"] == alone["banded"] == alone["row_layers"]
+    assert slot_row(schedule, 4, [1, 1], 2, 1)["tokens"] == 0
+    assert slot_row(schedule, 4, [1], 2, 0)["row_layers"] == 4.0
+
+
 def test_two_corpora_are_one_record(folders: dict[str, str], tmp_path: Path) -> None:
     config = config_of(folders, exits=None, batches=[])
     (tmp_path / "a").mkdir()
@@ -166,7 +187,7 @@ def test_without_exits_and_clock(folders: dict[str, str], tmp_path: Path, capsys
     assert "CALM-DEC is left out" in capsys.readouterr().out
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert [row["way"] for row in summary["rows"]] == ["base-1x", "skipdecode-2x"] and summary["clocks"] == []
-    assert len(panels_of("skipdecode", summary)) == 1 and len(said(summary)) == 1
+    assert len(panels_of("skipdecode", summary)) == 1 and len(said(summary)) == 3
 
 
 def test_what_cannot_be_compared_is_refused(folders: dict[str, str], tmp_path: Path) -> None:
@@ -242,7 +263,7 @@ def made(gained: float, width: float = 0.004) -> dict[str, Any]:
          "decode_tokens_ratio_low": 1.3, "decode_tokens_ratio_high": 1.5}
         for row in rows
     ]  # fmt: skip
-    return {"num_layers": 8, "rows": rows, "pairs": [pair], "clocks": clocks, "ablation": []}
+    return {"num_layers": 8, "rows": rows, "pairs": [pair], "clocks": clocks, "ablation": [], "slots": []}
 
 
 def test_what_is_said_follows_the_winner() -> None:
