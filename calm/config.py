@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import FP16_REFUSED, ConfigError
+from .finetune_config import Curriculum, ExitCurriculumConfig, LayerDropoutConfig, LoraConfig
 from .layer_schedule import Decay, LayerSchedule, Side
 
 CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
@@ -70,6 +71,7 @@ class ExitLoss(str, Enum):
     weighted = "weighted"
     uniform = "uniform"
     last_plus_mean = "last_plus_mean"
+    layerskip = "layerskip"
     final_only = "final_only"
 
 
@@ -228,29 +230,62 @@ def check_range(
         raise ConfigError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value}")
 
 
+class Architecture(str, Enum):
+    """Of models from scratch; published ones say theirs in config.json."""
+
+    t5 = "t5"
+    llama = "llama"
+
+
 PREFILL_ROWS, SOURCE_MULTIPLE = 4, 16  # of an engine's encoder calls, where nobody says otherwise
 INF = float("inf")
 
 
 @dataclass
 class ShapeConfig:
-    """A T5 built from scratch. ``tied`` shares input and output embedding and scales the head by d^-0.5 (v1.0)."""
+    """A model built from scratch. ``tied`` shares input and output embedding (a T5's head is then scaled by d^-0.5)."""
 
+    architecture: Architecture = Architecture.t5
     vocab_size: int = 400
     d_model: int = 128
     d_kv: int = 32
     num_heads: int = 4
+    num_kv_heads: int | None = None  # llama: heads of K and V, each for as many neighbouring queries; None: num_heads
     d_ff: int = 256
-    num_layers: int = 1
+    num_layers: int = 1  # of the encoder; llama: 0
     num_decoder_layers: int = 8
-    dropout_rate: float = 0.0
+    dropout_rate: float = 0.0  # llama: of attention weights, the only dropout that it has
     tied: bool = True
     lowercase: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "d_model", "d_kv", "num_heads", "d_ff", "num_layers", "num_decoder_layers"):
+        for name in ("vocab_size", "d_model", "d_kv", "num_heads", "d_ff", "num_decoder_layers"):
             check_range(f"model.shape.{name}", getattr(self, name), 1, INF)
         check_range("model.shape.dropout_rate", self.dropout_rate, 0, 1, open_high=True)
+        if self.architecture is Architecture.llama:
+            self._check_llama()
+            return
+        check_range("model.shape.num_layers", self.num_layers, 1, INF)
+        if self.num_kv_heads is not None:
+            raise ConfigError(
+                "model.shape.num_kv_heads: a T5 has one head of K and V for each of num_heads; leave it out"
+            )
+
+    def _check_llama(self) -> None:
+        if self.num_layers != 0:
+            raise ConfigError(
+                f"model.shape.num_layers={self.num_layers} counts encoder layers, and a llama has none; give 0, and "
+                "its depth as num_decoder_layers"
+            )
+        if self.d_kv % 2:
+            raise ConfigError(f"model.shape.d_kv={self.d_kv}: a llama turns halves of a head, so give an even number")
+        if self.num_kv_heads is not None:
+            check_range("model.shape.num_kv_heads", self.num_kv_heads, 1, self.num_heads)
+            if self.num_heads % self.num_kv_heads:
+                raise ConfigError(
+                    f"model.shape.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}: every "
+                    "head of K and V serves as many queries"
+                )
 
 
 @dataclass
@@ -388,12 +423,17 @@ class FinetuneConfig:
     weight_decay: float = 0.0
     clip_norm: float = 1.0
     loss: ExitLoss = ExitLoss.weighted
+    exit_scale: float = 0.2  # LayerSkip's e_scale, of loss=layerskip
+    exits_only: bool = False  # a loss at exit_layers and the last layer only, instead of at every layer
     rotate: int = 0  # 0: every layer in every step; m: the last layer and m others drawn by weight
     distill: float = 0.0  # share of the earlier layers' loss that follows the last layer instead of the label
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     uniformity: UniformityConfig = field(default_factory=UniformityConfig)
     skip_schedule: SkipScheduleConfig = field(default_factory=SkipScheduleConfig)
+    exit_curriculum: ExitCurriculumConfig = field(default_factory=ExitCurriculumConfig)
+    layer_dropout: LayerDropoutConfig = field(default_factory=LayerDropoutConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     dropout_rate: float | None = None  # None: as the checkpoint says
     gradient_checkpointing: bool = False
     log_every: int = 50
@@ -421,16 +461,22 @@ class FinetuneConfig:
         check_range("finetune.clip_norm", self.clip_norm, 0, INF, open_low=True)
         check_range("finetune.beta2", self.beta2, 0, 1, open_high=True)
         check_range("finetune.distill", self.distill, 0, 1)
+        check_range("finetune.exit_scale", self.exit_scale, 0, INF, open_high=True)
         check_range("finetune.label_smoothing", self.label_smoothing, 0, 1, open_high=True)
         if self.dropout_rate is not None:
             check_range("finetune.dropout_rate", self.dropout_rate, 0, 1, open_high=True)
-        if self.skip_schedule.max_layers is not None and (self.loss, self.uniformity.weight) != (
-            ExitLoss.final_only,
-            0.0,
-        ):
+        if self.skip_schedule.max_layers is not None and (
+            self.loss,
+            self.uniformity.weight,
+            self.layer_dropout.p_max,
+        ) != (ExitLoss.final_only, 0.0, 0.0):
             raise ConfigError(
                 "finetune.skip_schedule trains the layer that speaks alone: give finetune.loss=final_only and no "
-                "finetune.uniformity"
+                "finetune.uniformity or finetune.layer_dropout"
+            )
+        if self.exit_curriculum.kind is not Curriculum.none and self.rotate:
+            raise ConfigError(
+                "finetune.exit_curriculum and finetune.rotate both choose the layers of a step; give one of them"
             )
 
 
@@ -443,10 +489,17 @@ class ClassifierConfig:
     lr: float = 1e-2
     warmup_steps: int = 20
     loss: ClassifierLoss = ClassifierLoss.independent
+    tokens: int | None = None  # target tokens of the train split that are read; None: 50,000, of a wide model more
+    exits_only: bool = False  # learns from the layers of exit_layers alone, instead of from all below the last
+    precision: Precision = Precision.fp32  # of the frozen layers; what they say is asked in fp32
     log_every: int = 50
     eval_rows: int = 500
 
     def __post_init__(self) -> None:
+        if self.tokens is not None:
+            check_range("classifier.tokens", self.tokens, 1, INF)
+        if self.precision is Precision.fp16:
+            raise ConfigError(f"classifier.precision={FP16_REFUSED}")
         for name in ("batch_size", "log_every", "eval_rows"):
             check_range(f"classifier.{name}", getattr(self, name), 1, INF)
         for name in ("steps", "warmup_steps"):
@@ -554,6 +607,8 @@ class TrainConfig:
                 f"finetune.skip_schedule has no exits to train or certify, so stage={self.stage.value} cannot follow; "
                 "give stage=finetune"
             )
+        if self.finetune.lora.rank is not None and self.checkpoint is None and self.resume is None:
+            raise ConfigError("finetune.lora adapts the weights of a trained model: give checkpoint=<model folder>")
         if self.processes is not None:
             check_range("processes", self.processes, 1, INF)
         if self.precision is Precision.fp16:

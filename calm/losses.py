@@ -18,7 +18,9 @@ from torch import Tensor
 
 from .config import ExitLoss, FinetuneConfig
 from .errors import ConfigError
+from .finetune_config import Curriculum
 from .head_loss import exit_cross_entropy, head_argmax
+from .layerskip import exit_weights, exits_at
 
 IGNORED = -100  # label of a position that is no target (padding)
 GOLDEN = (math.sqrt(5) - 1) / 2
@@ -59,11 +61,12 @@ class LossParts:
         return {layer: value / self.num_tokens for layer, value in zip(self.per_layer, sums, strict=True)}
 
 
-def layer_weights(loss: ExitLoss, num_layers: int) -> list[float]:
+def layer_weights(loss: ExitLoss, num_layers: int, exit_scale: float = 0.2) -> list[float]:
     """Weight of each layer 1..L; they sum to 1.
 
     weighted: i / sum_j j (CALM eq. 6). uniform: 1 / L. last_plus_mean: mean_i L_i + L_L as in DEED (2311.08623),
-    halved to keep the sum. final_only: the baseline without exits.
+    halved to keep the sum. layerskip: quadratic in the layer (2404.16710, eq. 7). final_only: the baseline without
+    exits.
     """
     if loss is ExitLoss.weighted:
         raw = [float(layer) for layer in range(1, num_layers + 1)]
@@ -71,6 +74,8 @@ def layer_weights(loss: ExitLoss, num_layers: int) -> list[float]:
         raw = [1.0] * num_layers
     elif loss is ExitLoss.last_plus_mean:
         raw = [1.0] * (num_layers - 1) + [1.0 + num_layers]
+    elif loss is ExitLoss.layerskip:
+        raw = exit_weights(num_layers, exit_scale)
     else:
         raw = [0.0] * (num_layers - 1) + [1.0]
     return [value / sum(raw) for value in raw]
@@ -92,7 +97,23 @@ def draw_probabilities(weights: Sequence[int | float], count: int) -> list[float
         certain |= over
 
 
-def step_layers(config: FinetuneConfig, num_layers: int, step: int, seed: int) -> dict[int, float]:
+def weights_at(config: FinetuneConfig, num_layers: int, step: int, exits: Sequence[int]) -> list[float]:
+    """Weight of each layer 1..L at this optimizer step; they sum to 1 and are 0 where the layer has no loss now.
+
+    Where not every layer has one, the others share its weight (2404.16710, eq. 6).
+    """
+    weights = layer_weights(config.loss, num_layers, config.exit_scale)
+    if config.exit_curriculum.kind is Curriculum.none and not config.exits_only:
+        return weights
+    layers = [*exits, num_layers] if config.exits_only else range(1, num_layers + 1)
+    now = exits_at(config.exit_curriculum, list(layers), step, config.steps)
+    kept = [weight if layer in now else 0.0 for layer, weight in enumerate(weights, start=1)]
+    return [weight / sum(kept) for weight in kept]
+
+
+def step_layers(
+    config: FinetuneConfig, num_layers: int, step: int, seed: int, exits: Sequence[int] = ()
+) -> dict[int, float]:
     """Layers (1..L, ascending) whose loss is computed at this optimizer step, and their weights.
 
     With ``rotate = m`` these are the last layer and m others, drawn systematically (one point, equal distances along
@@ -101,7 +122,7 @@ def step_layers(config: FinetuneConfig, num_layers: int, step: int, seed: int) -
     ratio from step to step, so that every stretch of steps visits the layers evenly. A function of (seed, step)
     alone: all processes and all micro-batches of a step compute the same layers.
     """
-    weights = layer_weights(config.loss, num_layers)
+    weights = weights_at(config, num_layers, step, exits)
     if config.rotate == 0 or config.rotate >= sum(w > 0 for w in weights[:-1]):
         return {layer: w for layer, w in enumerate(weights, start=1) if w > 0}
     probabilities = draw_probabilities(weights[:-1], config.rotate)
@@ -124,15 +145,18 @@ def layer_losses(
     config: FinetuneConfig,
     step: int,
     seed: int,
+    exits: Sequence[int] = (),
 ) -> LossParts:
     """Stage-1 loss of one batch from the raw residual stream after every decoder layer.
+
+    ``exits`` are the layers that may be left, which ``finetune.exits_only`` asks for.
 
     Padding is dropped before norm and head; logits exist for one chunk of tokens at a time. With several processes
     call it inside the forward of the module that DDP or FSDP wraps, since it reads the head's weight.
     """
     if len(hiddens) != model.num_layers:
         raise ConfigError(f"expected the hidden states of all {model.num_layers} decoder layers, got {len(hiddens)}")
-    layers = step_layers(config, model.num_layers, step, seed)
+    layers = step_layers(config, model.num_layers, step, seed, exits)
     kept = (labels.reshape(-1) != IGNORED).nonzero().squeeze(-1)
     rows = torch.stack([hiddens[layer - 1].flatten(0, 1).index_select(0, kept) for layer in layers], dim=1)
     total, nll = exit_cross_entropy(

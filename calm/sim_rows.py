@@ -27,6 +27,7 @@ class Trace:
         arrived: second at which it comes.
         measures: that its policy asks; none where depths are given without one.
         key: of its source; requests with the same one share an encoder call. None: nobody else has it.
+        fills: K/V above its exits are filled in; a row-exact rule leaves that out where its depth is always the same.
     """
 
     depths: tuple[int, ...]
@@ -34,6 +35,7 @@ class Trace:
     arrived: float = 0.0
     measures: frozenset[Measure] = frozenset()
     key: str | None = None
+    fills: bool = True
 
 
 def traces_of(recorded: Iterable[HasCrossings], measures: Iterable[Measure] = (), source: int = 1) -> list[Trace]:

@@ -131,7 +131,7 @@ class SimWave:
         for row in rows:
             emission = min(row.depth, self.layer) if self.rule.holds else self.layer
             self.spoken.append((row, emission, emission if self.rule.leaves else self.layer))
-        ends = [executed for _, _, executed in self.spoken]
+        ends = [executed if row.trace.fills or not self.rule.row_exact else last for row, _, executed in self.spoken]
         if self.engine.setting.one_piece:
             pay("head", "head", len(rows))
             pay("read", "read", len(rows))

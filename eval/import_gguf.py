@@ -30,6 +30,7 @@ def run(config: ImportGgufConfig, run_dir: Path) -> int:
         list(config.exit_layers or []),
         max_source_tokens=config.max_source_tokens,
         max_target_tokens=config.max_target_tokens,
+        source_prefix=config.source_prefix,
         model=config.name or Path(config.file).stem,
     )
     model = read_gguf(config.file, settings)

@@ -21,6 +21,7 @@ from .workload import LIVE, Entry, Workload, engine_options, folder_workload
 
 if TYPE_CHECKING:
     from calm.calibration import Artifact
+    from calm.drafting import Draft
     from calm.policies import Policy
     from serve.accounting import StepRecord
     from serve.engine import Engine
@@ -195,18 +196,23 @@ def round_of(answers: "Sequence[Answer]", records: "Sequence[StepRecord]") -> Ro
 
 @dataclass
 class Turns:
-    """A way of decoding on its engine; answers the first ``n`` sources and remembers what all of them brought."""
+    """A way of decoding on its engine; answers the first ``n`` sources and remembers what all of them brought.
+
+    ``policy`` None with a ``draft``: full depth, speculatively.
+    """
 
     engine: "Engine"
     sources: Sequence[list[int]]
-    policy: "Policy"
+    policy: "Policy | None"
+    draft: "Draft | None" = None
     rounds: list[Round] = field(default_factory=list)
     answers: "list[Answer]" = field(default_factory=list)
 
     def __call__(self, n: int) -> None:
         history: deque[StepRecord] = deque()  # the engine's own forgets after 4096 steps
         self.engine.clock.history = history
-        answers = self.engine.generate(self.sources[:n], policy=self.policy)
+        asked = {"policy": self.policy} if self.draft is None else {"draft": self.draft}
+        answers = self.engine.generate(self.sources[:n], **asked)
         if n == len(self.sources):
             self.answers = answers
             self.rounds.append(round_of(answers, history))

@@ -20,6 +20,7 @@ from calm.models.base import DecoderSpec
 from calm.rules import Rule
 
 from .accounting import Clock
+from .bands import Bands, EagerBands
 from .causal_runner import CausalRunner
 from .exits import Exits
 from .graph.machine import GraphMachine
@@ -29,17 +30,20 @@ from .graph.stepping import CudaCapture, branches, called
 from .graph.wave import GraphWave
 from .heads import make_head
 from .model import ServedModel
+from .native.bands import NativeBands
 from .native.build import NativeError, available, instructions, kernels, library
 from .native.encoder import NativePrefill
 from .native.machine import NativeMachine
+from .native.rounds import NativeRounds
 from .native.slots import NativeSlots
-from .native.views import INT8
+from .native.views import INT8, LANES
 from .native.wave import NativeWave
 from .native.weights import KINDS, check_served
 from .options import EngineOptions
 from .paged import PagedSlots, Pages
 from .prefill import Prefill
 from .requests import Row
+from .rounds import EagerRounds, Rounds
 from .runner import EagerRunner
 from .slots import Slots
 from .wave import EngineWave, Machine
@@ -57,6 +61,9 @@ class Backend:
         prefill: sources -> cross K/V.
         machine: what waves are made with.
         wave: (rule, rows, bucket or None) -> a wave at layer 0; a native one has no bucket.
+        rounds: of rows that draft; None: nobody can.
+        most_drafted: words in one round.
+        bands: of rows with a schedule of layers; None: nobody can have one.
     """
 
     name: RunnerName
@@ -65,6 +72,9 @@ class Backend:
     prefill: Any
     machine: Any
     wave: MakeWave
+    rounds: Rounds | None = None
+    most_drafted: int = LANES - 1
+    bands: Bands | None = None
 
 
 def pick(runner: RunnerName, device: str, spec: DecoderSpec | None = None, *, decoder_only: bool = False) -> RunnerName:
@@ -176,6 +186,8 @@ def _eager(model: ServedModel, options: EngineOptions, exits: Exits, clock: Cloc
         _torch_prefill(model, options),
         machine,
         lambda rule, rows, bucket: EngineWave(machine, rule, rows, bucket),
+        EagerRounds(machine, model.spec.eos_token_id),
+        bands=EagerBands(machine),
     )
 
 
@@ -212,6 +224,8 @@ def _native(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clo
         _native_prefill(model, options, kind),
         machine,
         lambda rule, rows, bucket: NativeWave(machine, rows),
+        NativeRounds(machine, model.spec.eos_token_id, options.max_batch),
+        bands=NativeBands(machine),
     )
 
 

@@ -16,7 +16,9 @@ from torch import Tensor
 from calm.calibration.artifact import Artifact
 from calm.calibration.identity import ModelIdentity
 from calm.cost import CostTable
+from calm.layer_schedule import LayerSchedule
 from calm.models.base import DecoderSpec, EncoderSpec
+from calm.policies import Full, Policy, SkipSchedule
 
 from .native.encoder import PackedEncoder
 from .native.weights import Packed
@@ -48,6 +50,7 @@ class ServedModel:
         exit_layers: layers after which a row may leave.
         max_source, max_target: tokens; ``max_target`` is N.
         artifacts: certificates of the folder; ``identity`` says what it is, None for a model without a folder.
+        schedule: of layers, that it was trained to be decoded by; None of other models.
         costs: tables that engines of this model measured in this process, by what of their options matters.
     """
 
@@ -64,6 +67,7 @@ class ServedModel:
     encoder: EncoderSpec | None = None
     read: Read | None = None
     classifier_weights: tuple[Tensor, float] | None = None
+    schedule: LayerSchedule | None = None
     costs: dict[object, CostTable] = field(default_factory=dict, compare=False, repr=False)
     _packed: dict[int, Packed] = field(default_factory=dict, compare=False, repr=False)
     _packed_encoders: dict[int, PackedEncoder] = field(default_factory=dict, compare=False, repr=False)
@@ -81,6 +85,11 @@ class ServedModel:
         if kind not in self._packed_encoders:
             self._packed_encoders[kind] = PackedEncoder.of(self.encoder, self.spec, kind)
         return self._packed_encoders[kind]
+
+    @property
+    def usual(self) -> Policy:
+        """How requests decode that ask for nothing: at full depth, or by the schedule that the model was trained by."""
+        return Full() if self.schedule is None else SkipSchedule(self.schedule)
 
     @property
     def device(self) -> torch.device:
@@ -111,7 +120,7 @@ def served(
     from calm.architectures import spec_of
     from calm.calibration.artifact import load_artifacts
     from calm.data.text import decode_ids, encode_source
-    from calm.decode import check_lengths
+    from calm.decode_checks import check_lengths
     from calm.models.causal import CausalModel
     from calm.models.folder import load
     from calm.models.t5 import EarlyExitT5, export_encoder
@@ -141,6 +150,7 @@ def served(
         artifacts=tuple(artifacts),
         identity=identity,
         encoder=export_encoder(model) if isinstance(model, EarlyExitT5) else None,
+        schedule=None if settings.skip_schedule is None else LayerSchedule.from_json(settings.skip_schedule),
         classifier_weights=(linear.weight.detach()[0], linear.bias.item()) if settings.has_classifier else None,
     )
 

@@ -19,6 +19,7 @@ from calm.config import (
     Weights,
     check_range,
 )
+from calm.drafting import Draft
 from calm.errors import ConfigError
 from calm.policies import Policy
 
@@ -188,14 +189,15 @@ def at_once(batch: int, prefill_rows: int = PREFILL_ROWS) -> dict[str, Any]:
 class RequestOptions:
     """What one request asks for.
 
-    How deep its tokens go is said by at most one of ``policy``, ``threshold`` and ``tolerance``; without any it
-    decodes at full depth.
+    How deep its tokens go is said by at most one of ``policy``, ``threshold``, ``tolerance`` and ``draft``; without any
+    it decodes at full depth, or by the schedule of layers that the model was trained by.
 
     Attributes:
-        policy: full, static, confident, replay.
+        policy: full, static, confident, replay, skip_schedule.
         threshold: of ``measure`` (default: the one that the calibration picked), on its calibrated schedule.
         tolerance: the threshold certified for this tolerance.
         consistency: which certificate ``tolerance`` means.
+        draft: decode at full depth, several tokens at a time: the first layers draft, the others verify.
         max_tokens, min_tokens: of the answer, EOS included; max_tokens above N is refused.
         temperature: 0 is greedy.
         top_p: share of probability that sampling draws from.
@@ -211,6 +213,7 @@ class RequestOptions:
     tolerance: float | None = None
     measure: str | None = None
     consistency: Consistency = Consistency.risk
+    draft: Draft | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float = 0.0
@@ -222,9 +225,11 @@ class RequestOptions:
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        asked = [name for name in ("policy", "threshold", "tolerance") if getattr(self, name) is not None]
+        asked = [name for name in ("draft", "policy", "threshold", "tolerance") if getattr(self, name) is not None]
         if len(asked) > 1:
             raise ConfigError(f"{' and '.join(asked)} exclude each other: give one of them")
+        if self.draft is not None and not isinstance(self.draft, Draft):
+            raise ConfigError(f"draft must be a calm.drafting.Draft, got {self.draft!r:.40}")
         if self.policy is not None and not isinstance(self.policy, Policy):
             raise ConfigError(f"policy must be one of calm.policies, got {self.policy!r:.40}")
         object.__setattr__(self, "consistency", _choice("consistency", Consistency, self.consistency))
@@ -239,6 +244,8 @@ class RequestOptions:
         check_range("top_p", self.top_p, 0, 1, open_low=True)
         if self.seed is not None:
             _whole("seed", self.seed)
+        if self.draft is not None and (self.temperature or self.min_tokens):
+            raise ConfigError("draft verifies greedy words: give temperature=0 and min_tokens=0, or leave draft out")
         _flag("ignore_eos", self.ignore_eos)
         _flag("truncate", self.truncate)
         self._check_stops()

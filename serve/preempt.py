@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from calm.config import Preempt
+from calm.policies import SkipSchedule, scheduled_layers
 
 from .prefill import CrossKV
 from .requests import Row
@@ -39,10 +40,10 @@ class Preemption:
         return sum(part.nbytes for kept in self._kept.values() for part in kept if isinstance(part, torch.Tensor))
 
     def victims(self, running: Iterable[Row]) -> Iterable[Row]:
-        """Rows that have to go, one after another, until each of the others has room for its next position."""
+        """Rows that have to go, one after another, until each of the others has room for what it writes next."""
         left = sorted(running, key=lambda row: row.number)
         for row in list(left):
-            while row in left and not self._slots.grow(row.slot, row.step):
+            while row in left and not self._slots.grow(row.slot, row.step + (row.ahead if row.tokens else 0)):
                 yield left.pop()
 
     def keep(self, row: Row) -> None:
@@ -78,14 +79,23 @@ class Preemption:
         above write the backfill.
         """
         runner, device = self._machine.runner, self._machine.device
-        most = self._machine.buckets[-1]
+        most, num_layers = self._machine.buckets[-1], self._machine.num_layers
         for begin in range(1, row.step, most):
             steps = range(begin, min(begin + most, row.step))
-            depth = torch.tensor([row.emission[step] for step in steps], device=device)
-            slots, at = torch.full_like(depth, slot), torch.tensor(steps, device=device)
+            at = torch.tensor(steps, device=device)
+            slots = torch.full_like(at, slot)
             hidden = runner.embed(torch.tensor([row.tokens[step - 1] for step in steps], device=device), slots, at)
-            deepest = int(depth.max())
+            ran = torch.tensor([_layers_of(row, step, num_layers) for step in steps], device=device)  # (steps, L)
+            deepest = int(ran.any(dim=0).nonzero().max()) + 1
             for layer in range(1, deepest + 1):
                 out = runner.layer(layer, hidden, slots, at, False)
-                hidden = torch.where((layer <= depth)[:, None], out, hidden)
-            runner.backfill(hidden, slots, at, torch.full_like(depth, deepest), deepest)
+                hidden = torch.where(ran[:, layer - 1, None], out, hidden)
+            runner.backfill(hidden, slots, at, torch.full_like(at, deepest), deepest)
+
+
+def _layers_of(row: Row, step: int, num_layers: int) -> list[bool]:
+    """Which layers 1..L a step ran. What a schedule left out is written all the same: no later step reads it."""
+    if isinstance(row.policy, SkipSchedule):
+        chosen = scheduled_layers(row.policy, step, num_layers)
+        return [layer in chosen for layer in range(1, num_layers + 1)]
+    return [layer <= row.emission[step] for layer in range(1, num_layers + 1)]

@@ -22,7 +22,7 @@ from calm.child import die_with_parent
 from calm.config import BatchRule, Device, Measure
 from calm.device import choose_device
 from calm.errors import CalmError, CheckpointError, ConfigError
-from calm.policies import Full, Policy
+from calm.policies import Policy
 
 from .frames import Channel, wait
 from .messages import Failed, Log, ModelInfo, Ready
@@ -166,7 +166,7 @@ def warm(engine: Engine) -> float:
     from .requests import Status
 
     model, options, picked = engine.model, engine.options, engine.certificates.picked
-    policies: list[Policy] = [Full()]
+    policies: list[Policy] = [model.usual]
     if picked is not None and (picked.measure is not Measure.classifier or model.classifier is not None):
         policies.append(picked.policy(0.5))
     tokens = min(WARM_TOKENS, model.max_target)
@@ -221,6 +221,7 @@ def info_of(engine: Engine, name: str) -> ModelInfo:
             "architecture": "encoder-decoder" if model.spec.cross_attention else "decoder-only",
             "cache_blocks": engine.slots.num_blocks,
         },
+        schedule=model.schedule,
     )
 
 

@@ -31,6 +31,7 @@ DOORS = {
     "uvicorn": ("serve/http/",),
     "prometheus_client": ("serve/http/",),
     "h11": ("serve/http/connection.py", "eval/load_client.py", "eval/load_connection.py"),
+    "peft": ("train/lora.py",),
     "gguf": ("calm/models/gguf_file.py",),
     "hydra": BORDER,
     "omegaconf": BORDER,

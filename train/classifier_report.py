@@ -89,19 +89,19 @@ def auroc(scores: Floats, actual: Flags) -> float | None:
     return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
 
 
-def layer_reports(scores: Floats, agrees: Flags) -> list[LayerReport]:
-    """From the classifier's logits and the labels, both (tokens, L-1)."""
+def layer_reports(scores: Floats, agrees: Flags, layers: Sequence[int]) -> list[LayerReport]:
+    """From the classifier's logits and the labels, both (tokens, layers)."""
     exits = scores > 0
     return [
         LayerReport(
-            layer=index + 1,
+            layer=layer,
             positive_rate=float(agrees[:, index].mean()),
             exit_rate=float(exits[:, index].mean()),
             f1_exit=f1(exits[:, index], agrees[:, index]),
             f1_stay=f1(~exits[:, index], ~agrees[:, index]),
             auroc=auroc(scores[:, index], agrees[:, index]),
         )
-        for index in range(scores.shape[1])
+        for index, layer in enumerate(layers)
     ]
 
 

@@ -1,8 +1,9 @@
 """Stage 2: fit the exit classifier on the frozen backbone (CALM section 3.4).
 
 Only one linear layer is trained, so the backbone runs once over a sample of the training rows, in eval mode and
-without gradients; its layers' hidden states and the labels (does the layer say what the full model says?) are kept
-and the linear layer is trained on them. With several processes each reads its share and gradients are summed.
+without gradients; its layers' hidden states and the labels (does the layer say what the full model says?) are kept, a
+pool of rows at a time, and the linear layer is trained on them. With several processes each reads its share and
+gradients are summed.
 """
 
 import logging
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calm.config import ClassifierConfig, ClassifierLoss
+from calm.config import ClassifierConfig, ClassifierLoss, Precision
 from calm.data.collate import length_batches, pad
 from calm.errors import TrainingError
 from calm.losses import agreement_labels, geometric_loss, independent_loss
@@ -26,6 +27,7 @@ from calm.progress import Progress
 from calm.tracking import Tracker
 
 from .classifier_report import ClassifierReport, flat_metrics, layer_reports
+from .context import resolve_precision
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +40,10 @@ OBJECTIVES = {ClassifierLoss.independent: independent_loss, ClassifierLoss.geome
 
 @dataclass
 class Features:
-    """Tokens of some rows: ``hidden`` (tokens, L-1, D) fp32, the raw residual; ``agrees`` (tokens, L-1) bool."""
+    """Tokens of some rows: ``hidden`` (tokens, layers, D) fp32, the raw residual; ``agrees`` (tokens, layers) bool.
+
+    Layers are L - 1, or with ``classifier.exits_only`` those that may be left.
+    """
 
     hidden: Tensor
     agrees: Tensor
@@ -107,21 +112,39 @@ def sample(rows: Sequence[Row], tokens: int, most_rows: int, seed: int) -> list[
     return chosen[: len(chosen) // processes()[1] * processes()[1]]
 
 
-def read(model: SpeakingModel, rows: Sequence[Row], batch_size: int, device: torch.device, bar: Progress) -> Features:
-    """Run the frozen backbone over ``rows`` under teacher forcing at full depth."""
-    tokens, layers = sum(len(target) for _, target in rows), model.num_layers
+def layers_read(model: SpeakingModel, config: ClassifierConfig) -> list[int]:
+    """Layers that the classifier learns from."""
+    return model.settings.exit_layers if config.exits_only else list(range(1, model.num_layers))
+
+
+def read(
+    model: SpeakingModel,
+    rows: Sequence[Row],
+    batch_size: int,
+    device: torch.device,
+    bar: Progress,
+    config: ClassifierConfig,
+) -> Features:
+    """Run the frozen backbone over ``rows`` under teacher forcing at full depth.
+
+    In bf16 its layers alone are: logits in bf16 tie, and a tie says nothing about agreement.
+    """
+    tokens, layers = sum(len(target) for _, target in rows), layers_read(model, config)
     features = Features(
-        torch.empty((tokens, layers - 1, model.d_model), device=device),
-        torch.empty((tokens, layers - 1), dtype=torch.bool, device=device),
+        torch.empty((tokens, len(layers), model.d_model), device=device),
+        torch.empty((tokens, len(layers)), dtype=torch.bool, device=device),
     )
+    low = resolve_precision(config.precision, device) is Precision.bf16
     at = 0
     with frozen(model):
         for batch in length_batches([len(source) for source, _ in rows], batch_size, seed=0, epoch=0):
             sources, source_mask = (part.to(device) for part in pad([rows[i][0] for i in batch]))
             targets, kept = (part.to(device) for part in pad([rows[i][1] for i in batch], multiple=4))
             inputs = torch.cat([torch.full_like(targets[:, :1], model.start_token_id), targets[:, :-1]], dim=1)
-            hiddens = model.answer_hiddens(sources, source_mask, inputs)
-            every = torch.stack([hidden[kept] for hidden in hiddens], dim=1)  # (tokens, L, D)
+            with torch.autocast(device.type, torch.bfloat16, enabled=low):
+                hiddens = model.answer_hiddens(sources, source_mask, inputs)
+            asked = [hiddens[layer - 1][kept] for layer in (*layers, model.num_layers)]
+            every = torch.stack(asked, dim=1).to(model.dtype)  # (tokens, layers and the last one, D)
             end = at + len(every)
             features.hidden[at:end] = every[:, :-1].float()
             features.agrees[at:end] = agreement_labels(model, every)
@@ -253,8 +276,8 @@ def fit_classifier(
         raise TrainingError("the exit classifier needs at least 2 decoder layers: a model of one never exits early")
     rank, world = processes()
     device = device or model.device
-    token_bytes = (model.num_layers - 1) * model.d_model * 4
-    wanted = max(TRAIN_TOKENS, TOKENS_PER_PARAMETER * model.d_model)
+    token_bytes = len(layers_read(model, config)) * model.d_model * 4
+    wanted = config.tokens or max(TRAIN_TOKENS, TOKENS_PER_PARAMETER * model.d_model)
     train = sample(train_rows, wanted, config.steps * config.batch_size, seed)
     dev = sample(dev_rows, POOL_BYTES * world // token_bytes, config.eval_rows, seed)
     if not dev or (config.steps and not train):
@@ -265,12 +288,13 @@ def fit_classifier(
     pools = pool_sizes(train, token_bytes) if config.steps else []
     train_tokens = sum(len(target) for _, target in train)
     with Progress(len(train[rank::world]) + len(dev[rank::world]), "exit classifier", shown=rank == 0) as bar:
-        features = read(model, dev[rank::world], config.batch_size, device, bar)
+        features = read(model, dev[rank::world], config.batch_size, device, bar, config)
         scale = measure_scale(features)
         fit = Fit(config, scale.apply_(features), model.d_model, seed)
         batch_tokens = max(1, config.batch_size * train_tokens // max(1, len(train) * world))
         for number, pool_rows in enumerate(pools, start=1):
-            pool = scale.apply_(read(model, pool_rows[rank::world], config.batch_size, device, bar))
+            mine = pool_rows[rank::world]
+            pool = scale.apply_(read(model, mine, config.batch_size, device, bar, config))
             while fit.step < config.steps * number // len(pools):
                 fit.advance(pool, min(batch_tokens, len(pool)))
             del pool  # before the next one is read
@@ -297,7 +321,7 @@ def _report(
         validation_loss=fit.best_loss,
         train_tokens=train_tokens,
         validation_tokens=len(scores),
-        layers=layer_reports(scores, agrees),
+        layers=layer_reports(scores, agrees, layers_read(model, config)),
         history=fit.history[1:],
     )
 

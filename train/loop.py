@@ -21,7 +21,9 @@ from calm.records import Example
 
 from .batches import Feed
 from .context import Context
+from .dropout import set_dropout
 from .launch import check_divisible
+from .lora import merged, put_in
 from .memory import peak_memory_gib
 from .optim import build_optimizer, learning_rate, load_optimizer, names_in_order, optimizer_state, set_rate
 from .sharded import sharded
@@ -56,6 +58,7 @@ class Finetune:
         check_divisible(self.config, context.world)
         self.model = prepare_model(model, self.config)
         seed = context.config.seed
+        self.lora = put_in(context, self.model, checkpoint)
         self.dev = random.Random(seed).sample(dev, min(len(dev), self.config.eval_rows))
         loss = SpeakingLoss(model, self.config, seed)
         optimizer = build_optimizer(model.named_parameters(), self.config)
@@ -171,9 +174,9 @@ class Finetune:
         )
         if not due or not self.dev:
             return
-        model = whole_model(self.model)
-        policy = Full() if (schedule := schedule_of(model, self.config)) is None else SkipSchedule(schedule)
-        score = evaluate(self.context, model, self.dev, policy)
+        policy = Full() if (schedule := schedule_of(self.model, self.config)) is None else SkipSchedule(schedule)
+        with merged(whole_model(self.model)) as model:
+            score = evaluate(self.context, model, self.dev, policy)
         self.wrapped.train()
         state.validated = state.step
         self.context.track({"eval/rougeL": score, "eval/rows": len(self.dev)}, state.step)
@@ -188,14 +191,14 @@ class Finetune:
         """A checkpoint of this step; once, unless ``again``. All processes take part, the first writes."""
         if self._saved == self.state.step and not again:
             return
-        model = whole_model(self.model)
         optimizer = optimizer_state(self.optimizer, self.names)
-        self.context.on_main(lambda: self._write(model, optimizer))
+        with merged(whole_model(self.model)) as model:
+            self.context.on_main(lambda: self._write(model, optimizer))
         self._saved = self.state.step
 
     def _write(self, model: SpeakingModel, optimizer: tuple[dict[str, torch.Tensor], dict[str, Any]]) -> None:
         run_dir, state = self.context.run_dir, self.state
-        target = save_checkpoint(run_dir, model, optimizer, self.config.optimizer.value, state)
+        target = save_checkpoint(run_dir, model, optimizer, self.config.optimizer.value, state, self.lora)
         if state.best.step == state.step:
             point(run_dir, "best", target)
         self._whole.add(target)
@@ -217,12 +220,7 @@ def prepare_model(model: SpeakingModel, config: FinetuneConfig) -> SpeakingModel
     schedule = schedule_of(model, config)
     model.settings.skip_schedule = None if schedule is None else schedule.to_json()
     if config.dropout_rate is not None:
-        model.hf.config.dropout_rate = config.dropout_rate
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = config.dropout_rate
-            elif isinstance(getattr(module, "dropout", None), float):
-                module.dropout = config.dropout_rate  # type: ignore[assignment]
+        set_dropout(model, config.dropout_rate)
     if config.gradient_checkpointing:
         model.hf.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     return model

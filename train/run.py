@@ -5,19 +5,20 @@ import os
 import time
 from dataclasses import asdict
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
-from calm.checkpoint import MANIFEST, read_json, sha256_file, write_json
+from calm.checkpoint import MANIFEST, atomic_folder, read_json, sha256_file, write_json
 from calm.child import die_with_parent
 from calm.config import Precision, Stage, TrainConfig
 from calm.environment import environment
 from calm.errors import CheckpointError, ConfigError
 from calm.locking import RunLock
 from calm.models import folder as model_folder
-from calm.models.settings import EarlyExitSettings
+from calm.models.settings import EarlyExitSettings, need_exits
 from calm.models.speaking import SpeakingModel
 from calm.records import RunRecord
 from calm.tracking import Tracker
@@ -28,6 +29,7 @@ from .context import Context, build_accelerator, explained
 from .exit_classifier import fit_classifier
 from .launch import LAUNCHED
 from .loop import Finetune
+from .lora import ADAPTER, adapter_folder, merged
 from .rows import EncodedRows
 from .settings import plain
 from .setup import Start, start
@@ -154,6 +156,7 @@ def _stages(context: Context) -> None:
     elif begun.checkpoint is not None:
         model = _finetuned(context, begun, output, done)
     if config.stage in (Stage.all, Stage.classifier):
+        need_exits(model.settings, f"stage={config.stage.value}")
         _classifier(context, model, begun, output, done)
     context.on_main(lambda: _track_model(context, output))
     if config.stage is Stage.all:
@@ -262,17 +265,22 @@ def _finetune(context: Context, begun: Start, output: Path, done: Done) -> Speak
     dev = begun.corpus.splits["dev"]
     loop = Finetune(context, begun.model, begun.corpus.splits["train"], dev, state, begun.checkpoint)
     loop.run()
-    model = whole_model(loop.model)
-    if 0 <= state.best.step != state.step:
-        context.say(f"the best model by validation is that of step {state.best.step}")
-        model = _load(context, folder_of(context.run_dir, state.best.step) / "model")
-        model.settings = begun.model.settings  # an allowed change of the exits came after that step
+    earlier = folder_of(context.run_dir, state.best.step) if 0 <= state.best.step != state.step else None
 
-    def write() -> None:
+    def write(model: SpeakingModel) -> None:
+        if loop.lora is not None:
+            with atomic_folder(adapter_folder(output)) as adapter:
+                loop.lora.save(adapter) if earlier is None else copytree(earlier / ADAPTER, adapter, dirs_exist_ok=True)
         model_folder.save(model, output, stored(context.config))
         done.add("finetune", settings)
 
-    context.on_main(write)
+    with merged(whole_model(loop.model)) as last:
+        model = last
+        if earlier is not None:
+            context.say(f"the best model by validation is that of step {state.best.step}")
+            model = _load(context, earlier / "model")
+            model.settings = begun.model.settings  # an allowed change of the exits came after that step
+        context.on_main(lambda: write(model))
     return _load(context, output)
 
 

@@ -18,6 +18,10 @@ FIXED = (
     "min_exit_layer",
     "finetune.optimizer",
     "finetune.batch_size",
+    "finetune.lora.rank",
+    "finetune.lora.alpha",
+    "finetune.lora.targets",
+    "finetune.lora.adapter",
     "finetune.skip_schedule.max_layers",
     "finetune.skip_schedule.min_layers",
 )

@@ -69,7 +69,8 @@ def start(context: Context, splits: Sequence[str] = SPLITS) -> Start:
         changed = changes(state.settings, settings)
         check_changes(changed, config.allow_override)
         _move_on(state, changed)
-        model = model_folder.load(checkpoint / "model")
+        lora = config.finetune.lora.rank is not None  # its checkpoints hold what is added to the weights begun with
+        model = _begun_with(config) if lora else model_folder.load(checkpoint / "model")
         state.settings = settings
         own = not changed.keys() & {"exit_layers", "min_exit_layer"}
         model = _fitted(model, config, own)
@@ -77,6 +78,14 @@ def start(context: Context, splits: Sequence[str] = SPLITS) -> Start:
     torch.manual_seed(config.seed)
     model, corpus = _new(context, splits)
     return Start(model, corpus, TrainerState(settings=settings))
+
+
+def _begun_with(config: TrainConfig) -> SpeakingModel:
+    """The model of ``checkpoint=``, cut where that is asked for."""
+    if config.checkpoint is None:
+        raise ConfigError("finetune.lora adapts the weights of a trained model: give checkpoint=<model folder>")
+    model = model_folder.load(config.checkpoint)
+    return model if config.decoder_layers is None else keep_first_layers(model, config.decoder_layers)
 
 
 def _move_on(state: TrainerState, changed: dict[str, tuple[Any, Any]]) -> None:
@@ -88,10 +97,7 @@ def _move_on(state: TrainerState, changed: dict[str, tuple[Any, Any]]) -> None:
 def _new(context: Context, splits: Sequence[str]) -> tuple[SpeakingModel, Corpus]:
     config = context.config
     if config.checkpoint is not None:
-        own = model_folder.load(config.checkpoint)
-        if config.decoder_layers is not None:
-            own = keep_first_layers(own, config.decoder_layers)
-        model = _fitted(own, config)
+        model = _fitted(_begun_with(config), config)
         return model, _corpus(context, splits, model.tokenizer)
     if config.model is None:
         raise ConfigError("no model chosen: give +model=NAME or checkpoint=FOLDER")

@@ -18,6 +18,7 @@ from calm.models import folder as model_folder
 from calm.models.speaking import SpeakingModel
 
 from .batches import Position
+from .lora import ADAPTER, Lora
 from .optim import save_optimizer
 
 FORMAT = 1
@@ -94,8 +95,13 @@ def save_checkpoint(
     optimizer: tuple[dict[str, Tensor], dict[str, Any]],
     kind: str,
     state: TrainerState,
+    lora: Lora | None = None,
 ) -> Path:
-    """Write one checkpoint. Raises CheckpointError when the disk refuses; earlier ones stay as they are."""
+    """Write one checkpoint. Raises CheckpointError when the disk refuses; earlier ones stay as they are.
+
+    Args:
+        model: a plain one, the products of ``lora`` added in.
+    """
     target = folder_of(run_dir, state.step)
     tensors, scalars = optimizer
     counted = [*model.state_dict().values(), *tensors.values()]
@@ -105,6 +111,9 @@ def save_checkpoint(
     with atomic_folder(target, failpoints="ckpt", needed=needed) as folder:
         failpoint("ckpt.before_weights")
         model_folder.save(model, folder / "model")
+        if lora is not None:
+            (folder / ADAPTER).mkdir()
+            lora.save(folder / ADAPTER)
         failpoint("ckpt.after_weights")
         save_optimizer(folder, tensors, scalars, kind)
         failpoint("ckpt.after_optimizer")

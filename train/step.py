@@ -1,7 +1,7 @@
 """One optimizer step: forward, backward over micro-batches and processes, one mean over all tokens, one update."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,19 +11,19 @@ from torch import Tensor, nn
 
 from calm.config import FinetuneConfig
 from calm.layer_schedule import LayerSchedule
+from calm.layerskip import drop_rates
 from calm.losses import IGNORED, layer_losses
 from calm.models.speaking import SpeakingModel
-from calm.models.t5 import t5_only
 from calm.uniformity import exit_spread
 
 from .batches import Batch, Feed, Share
+from .dropout import draw_kept, only_kept
 
 
 def schedule_of(model: SpeakingModel, config: FinetuneConfig) -> LayerSchedule | None:
     """The schedule that is trained, over the model's longest answer. Raises ConfigError where it exceeds the depth."""
     schedule = config.skip_schedule.over(model.settings.max_target_tokens)
     if schedule is not None:
-        t5_only(model, "finetune.skip_schedule")
         schedule.check_depth(model.num_layers)
     return schedule
 
@@ -43,23 +43,28 @@ class SpeakingLoss(nn.Module):
         A filler keeps collectives in step and adds 0 wherever its loss and gradients are finite. Where they are not,
         NaN * 0 is NaN and the step is bad, which it is anyway: the row of a filler is counted in another part.
         """
-        if self._schedule is None:
-            hiddens = self.model.answer_hiddens(batch.source_ids, batch.source_mask, batch.decoder_ids)
-        else:
-            model = t5_only(self.model, "finetune.skip_schedule")
-            reach = self._schedule.reach(batch.decoder_ids.shape[1], model.num_layers)
-            encoded = model.encode(batch.source_ids, batch.source_mask)
-            hiddens = model.decoder_hiddens(encoded, batch.source_mask, batch.decoder_ids, reach)
-        parts = layer_losses(self.model, hiddens, batch.labels, self._config, step, self._seed)
+        steps, schedule = batch.decoder_ids.shape[1], self._schedule
+        reach = None if schedule is None else schedule.reach(steps, self.model.num_layers)
+        with self._dropped(len(batch.source_ids), step):
+            hiddens = self.model.answer_hiddens(batch.source_ids, batch.source_mask, batch.decoder_ids, reach)
+        exits = self.model.settings.exit_layers
+        parts = layer_losses(self.model, hiddens, batch.labels, self._config, step, self._seed, exits)
         total, uniformity = parts.total, self._config.uniformity
         sums = torch.full((self.model.num_layers + 1,), float("nan"), dtype=torch.float64, device=total.device)
         for layer, value in parts.per_layer.items():
             sums[layer - 1] = value
         if uniformity.weight:
-            exits = self.model.settings.exit_layers
             spread = exit_spread(hiddens, batch.labels != IGNORED, exits, self.model.logits, uniformity)
             total, sums[-1] = total + uniformity.weight * spread, spread.detach()
         return (total, sums) if batch.counted else (total * 0.0, sums * 0.0)
+
+    def _dropped(self, rows: int, step: int) -> AbstractContextManager[None]:
+        """Whole layers left out in training mode, drawn from the state that the step seeds."""
+        dropout = self._config.layer_dropout
+        if not (dropout.p_max and self.training):
+            return nullcontext()
+        rates = drop_rates(dropout, self.model.num_layers, step, self._config.steps)
+        return only_kept(self.model, draw_kept(rates, rows))
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,8 @@ class Metrics:
         self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
         self._generation_tokens = counter("generation_tokens", "Tokens of answers.")
         self._involuntary = counter("involuntary_tokens", "Tokens that a mate made a request speak before it crossed.")
+        self._drafted = counter("drafted_tokens", "Words that first layers drafted.")
+        self._accepted = counter("accepted_tokens", "Drafted words that the whole stack said too.")
         self._ttft = histogram("time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN)
         self._itl = histogram("inter_token_latency_seconds", "Between two tokens of a request.", BETWEEN_TOKENS)
         self._tpot = histogram("request_time_per_output_token_seconds", "Mean of a request's.", BETWEEN_TOKENS)
@@ -165,6 +167,8 @@ class Metrics:
     def _ended(self, ended: Ended) -> None:
         self._spoke.pop(ended.id, None)
         self._involuntary.inc(ended.involuntary)
+        self._drafted.inc(ended.drafted)
+        self._accepted.inc(ended.accepted)
         if ended.expired:
             self._expired.inc()
         if ended.status is Status.failed:

@@ -224,12 +224,13 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_the_program_writes_a_folder(tmp_path: Path, run_program: RunProgram) -> None:
     write(tmp_path / "tiny.gguf", llama())
-    asked = ("eval.import_gguf", "file=tiny.gguf", "output=model", "exit_layers=[2,3]")
+    asked = ("eval.import_gguf", "file=tiny.gguf", "output=model", "exit_layers=[2,3]", "source_prefix='Say: '")
     done = run_program(*asked, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "<|im_start|>userĊ ... <|im_end|>Ċ<|im_start|>assistantĊ" in done.stdout
     model = calm.load(tmp_path / "model")
-    assert model.settings.exit_layers == [2, 3] and model.settings.model == "tiny"
+    settings = model.settings
+    assert (settings.exit_layers, settings.model, settings.source_prefix) == ([2, 3], "tiny", "Say: ")
     for argv, message in ((asked, "is there already"), (asked[:1], "give file=FILE.gguf and output=FOLDER")):
         done = run_program(*argv, cwd=tmp_path)
         assert done.returncode != 0 and message in done.stderr

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 import calm
-from calm.config import FinetuneConfig
+from calm.config import ClassifierConfig, FinetuneConfig
 from calm.losses import IGNORED
 from calm.models.folder import save
 from calm.models.gguf_file import read_gguf
@@ -54,5 +54,5 @@ def test_an_imported_model_learns_when_to_end(tmp_path: Path) -> None:
 def test_the_exit_classifier_reads_every_target_token() -> None:
     model = early_llama(random_llama())
     rows = EncodedRows(model, [Example("a", "a", "w5 w6", "w7 w8"), Example("b", "b", "w9", "w10")])
-    features = read(model, rows[:], 2, torch.device("cpu"), Progress(2, "", shown=False))
+    features = read(model, rows[:], 2, torch.device("cpu"), Progress(2, "", shown=False), ClassifierConfig())
     assert features.hidden.shape == (5, 3, 32) and features.agrees.shape == (5, 3)

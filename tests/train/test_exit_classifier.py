@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import train.exit_classifier as stage
-from calm.config import ClassifierConfig, ClassifierLoss, TrackingConfig, TrackingMode
+from calm.config import ClassifierConfig, ClassifierLoss, Precision, TrackingConfig, TrackingMode
 from calm.errors import TrainingError
 from calm.models.settings import EarlyExitSettings
 from calm.models.t5 import EarlyExitT5
@@ -109,10 +110,10 @@ def test_model_scores_as_the_report_says():
     report = fit_classifier(model, rows, rows, QUICK)
     assert report.best_step > 0
     bar = stage.Progress(16, "", shown=False)
-    features = stage.read(model, rows, 8, torch.device("cpu"), bar)
+    features = stage.read(model, rows, 8, torch.device("cpu"), bar, QUICK)
     with torch.no_grad():
         scores = model.classifier.logit(features.hidden).double().numpy()
-    assert layer_reports(scores, features.agrees.numpy()) == report.layers
+    assert layer_reports(scores, features.agrees.numpy(), [1, 2, 3]) == report.layers
     loss = stage.independent_loss(torch.tensor(scores), features.agrees)
     assert loss.item() == pytest.approx(report.validation_loss, rel=1e-5)
 
@@ -323,3 +324,28 @@ def test_settings_without_exits_train_all_the_same():
     narrow.settings.exit_layers = [1, 2, 3]
     reports = [fit_classifier(m, random_rows(10), random_rows(5), QUICK) for m in (model, narrow)]
     assert reports[0] == reports[1]
+
+
+def test_exits_alone_can_be_read_which_a_deep_model_can_afford():
+    model = early_exit(random_t5())
+    model.settings.exit_layers = [1, 3]
+    rows, device = random_rows(10), torch.device("cpu")
+    every = stage.read(model, rows, 4, device, stage.Progress(10, "", shown=False), QUICK)
+    narrow = replace(QUICK, exits_only=True)
+    exits = stage.read(model, rows, 4, device, stage.Progress(10, "", shown=False), narrow)
+    assert torch.equal(exits.hidden, every.hidden[:, [0, 2]]) and torch.equal(exits.agrees, every.agrees[:, [0, 2]])
+    report = fit_classifier(model, rows, random_rows(5), narrow)
+    assert [at.layer for at in report.layers] == [1, 3]
+
+
+def test_layers_can_be_read_in_bf16_and_as_many_tokens_as_asked_for():
+    model = early_exit(random_t5(spread=8.0))
+    rows, device = random_rows(20), torch.device("cpu")
+    exact = stage.read(model, rows, 4, device, stage.Progress(20, "", shown=False), QUICK)
+    low = replace(QUICK, precision=Precision.bf16, tokens=30)
+    near = stage.read(model, rows, 4, device, stage.Progress(20, "", shown=False), low)
+    assert near.hidden.dtype is torch.float32 and not torch.equal(near.hidden, exact.hidden)
+    assert (near.hidden - exact.hidden).std() < 0.03 * exact.hidden.std()
+    assert (near.agrees == exact.agrees).float().mean() > 0.9
+    read = fit_classifier(model, rows, rows, low).train_tokens
+    assert 30 <= read <= 30 + max(len(target) for _, target in rows)
