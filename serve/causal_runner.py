@@ -24,7 +24,8 @@ from calm.layer_math import (
 )
 from calm.models.base import BiasKind, DecoderSpec
 
-from .paged import NOWHERE, PagedSlots
+from .paged import EMPTY, NOWHERE, PagedSlots
+from .slots import SlotError
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,8 @@ class CausalRunner:
                 need = 1 << (position // pages.size).bit_length()
                 by_need.setdefault(min(need, pages.table.shape[1]), []).append(place)
         by_need.setdefault(min(by_need, default=1), []).extend(spare)
+        if EMPTY in blocks.tolist():
+            raise SlotError("a row writes where it has no block")
         groups = tuple(self._group(slots, positions, sorted(by_need[need]), need) for need in sorted(by_need))
         turn = turns(self.spec, positions) if self.spec.bias_kind is BiasKind.rotary else None
         return Plan((slots, steps, pages.turn), positions, blocks, positions % pages.size, turn, groups)

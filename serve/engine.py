@@ -309,7 +309,7 @@ class Engine:
         admitted = calls = 0
         while self.slots.free and self._waiting:
             first = self._waiting.first
-            room = self.slots.room(first.length + first.step, self.prefill.alike(first.length))
+            room = self.slots.room(first.length + first.reach, self.prefill.alike(first.length))
             if not room:
                 break
             known = self.preemption.has(first) or first.key in self.cross_cache

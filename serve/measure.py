@@ -38,6 +38,7 @@ def setting_of(engine: Engine) -> Setting:
         packed=engine.slots.neighbours,
         padded_calls=engine.prefill.padded_calls,
         one_piece=engine.machine.one_piece,
+        prompted=engine.slots.prompted,
         overlaps=engine.machine.overlap,
         checked=frozenset(engine.model.exit_layers),
         max_source=engine.model.max_source,

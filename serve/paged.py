@@ -90,13 +90,14 @@ class PagedSlots(SlotPool):
         return False
 
     def room(self, length: int, longest: int) -> int:
-        """Keeps a block free for each row that runs: or who comes now would be the first to go again."""
+        """Keeps a block free for each row that may still grow: or who comes now would be the first to go again."""
         if not self.free:
             return 0
-        free = self.blocks.free - len(self._taken)
+        most = self.table.shape[1]
+        free = self.blocks.free - sum(len(own) < most for own in self._own.values())
         if self._needed(length) > free:
             return 0
-        return max(1, min(self.free, free // (self._needed(longest) + 1)))
+        return max(1, min(self.free, free // min(self._needed(longest) + 1, most)))
 
     def check(self, source: int, limit: int) -> None:
         positions = source + limit - 1  # the last token is never read

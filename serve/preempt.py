@@ -43,7 +43,7 @@ class Preemption:
         """Rows that have to go, one after another, until each of the others has room for what it writes next."""
         left = sorted(running, key=lambda row: row.number)
         for row in list(left):
-            while row in left and not self._slots.grow(row.slot, row.step + (row.ahead if row.tokens else 0)):
+            while row in left and not self._slots.grow(row.slot, row.reach):
                 yield left.pop()
 
     def keep(self, row: Row) -> None:
@@ -64,7 +64,7 @@ class Preemption:
         """After a row's copy, or where there is none its prompt, has been put into a slot again."""
         copied = self._kept.pop(row.id, None) is not None
         if row.tokens:
-            self._slots.grow(slot, row.step)
+            self._slots.grow(slot, row.reach)
             if not copied:
                 self._rerun(row, slot)
 

@@ -154,6 +154,11 @@ class Row:
         return 0 if draft is None else min(draft.length, self.limit - self.step - 1)
 
     @property
+    def reach(self) -> int:
+        """The last position that its next step writes, counted as ``step`` is: words that it drafts lie ahead."""
+        return self.step + (self.ahead if self.tokens else 0)
+
+    @property
     def over(self) -> bool:
         return self.status not in (Status.waiting, Status.running)
 
