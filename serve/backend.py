@@ -7,6 +7,7 @@ knows only what is named here.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -42,6 +43,7 @@ from .native.weights import KINDS, check_served
 from .options import EngineOptions
 from .paged import PagedSlots, Pages
 from .prefill import Prefill
+from .prompts import PromptPrefill
 from .requests import Row
 from .rounds import EagerRounds, Rounds
 from .runner import EagerRunner
@@ -279,16 +281,15 @@ def _step_ops(parts: Parts, most: int) -> TorchOps:
     return TritonOps(parts, most)
 
 
-def _torch_prefill(model: ServedModel, options: EngineOptions) -> Prefill:
-    def encoded(ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        assert model.encode is not None
-        return cross_kv(model.spec, model.encode(ids, mask))
+def _torch_prefill(model: ServedModel, options: EngineOptions) -> Prefill | PromptPrefill:
+    rest = options.prefill_rows, options.source_multiple, model.max_source, model.device
+    if model.read is not None:
+        return PromptPrefill(model.read, *rest)
+    assert model.encode is not None
+    return Prefill(model.encode, partial(cross_kv, model.spec), *rest)
 
-    read = model.read or encoded
-    return Prefill(read, options.prefill_rows, options.source_multiple, model.max_source, model.device)
 
-
-def _native_prefill(model: ServedModel, options: EngineOptions, kind: int) -> Prefill | NativePrefill:
+def _native_prefill(model: ServedModel, options: EngineOptions, kind: int) -> Prefill | PromptPrefill | NativePrefill:
     """A model that brings no more than a function to call is encoded by that."""
     packed = model.packed_encoder(kind)
     if packed is None:

@@ -296,17 +296,17 @@ class Engine:
     def _admit(self) -> tuple[int, int]:
         """Fill free slots from the queue, first come first served; returns admitted rows and encoder calls."""
         admitted = calls = 0
-        while self.slots.free and self._waiting:
+        while self._waiting and self.slots.fit([self._waiting.first.reaches]):
             first = self._waiting.first
-            room = self.slots.room(first.length + first.reach, self.prefill.alike(first.length))
-            if not room:
-                break
             known = self.preemption.has(first) or first.key in self.cross_cache
             if not known and calls == self.options.prefill_calls:
                 break  # decoding rows do not wait for more than this
             calls += 0 if known else 1
-            room = min(self.options.prefill_rows, room)
+            room = min(self.options.prefill_rows, self.slots.free)
             group = self._waiting.group(room, self.prefill.alike, self.cross_cache)
+            fitting = self.slots.fit([row.reaches for row in group])
+            self._waiting.put_back(group[fitting:])
+            del group[fitting:]
             self.clock("schedule")
             try:
                 admitted += sum(self._seat(row, kv) for row, kv in self._encoded(group))

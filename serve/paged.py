@@ -4,6 +4,7 @@ A row has a table of its blocks; position p stands in the row's block p // size,
 nobody: one that is read where a table has no block and is never written, and one that is written by rows that are none.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -89,15 +90,16 @@ class PagedSlots(SlotPool):
         """Padding never reads a row's table: no slots are taken for it."""
         return False
 
-    def room(self, length: int, longest: int) -> int:
+    def fit(self, lengths: Sequence[int]) -> int:
         """Keeps a block free for each row that may still grow: or who comes now would be the first to go again."""
-        if not self.free:
-            return 0
         most = self.table.shape[1]
-        free = self.blocks.free - sum(len(own) < most for own in self._own.values())
-        if self._needed(length) > free:
-            return 0
-        return max(1, min(self.free, free // min(self._needed(longest) + 1, most)))
+        left = self.blocks.free - sum(len(own) < most for own in self._own.values())
+        for count, length in enumerate(lengths[: self.free]):
+            needed = self._needed(length)
+            if needed > left:
+                return count
+            left -= min(needed + 1, most)
+        return min(len(lengths), self.free)
 
     def check(self, source: int, limit: int) -> None:
         positions = source + limit - 1  # the last token is never read
