@@ -96,7 +96,8 @@ class Engine:
         self.clock = Clock()
         backend = make_backend(self.model, options, self.clock)
         self.slots, self.prefill, self.machine = backend.slots, backend.prefill, backend.machine
-        self._exits, self.runner_name, self._most_drafted = backend.exits, backend.name, backend.most_drafted
+        self._exits, self.runner_name = backend.exits, backend.name
+        self.most_drafted = backend.most_drafted
         self.turns = Turns(backend, self.clock, self._fail)
         self.preemption = Preemption(options.preempt, self.slots, self.machine)
         most = self.slots.held_bytes if options.cross_cache_bytes is None else options.cross_cache_bytes
@@ -137,9 +138,9 @@ class Engine:
         resolved = self.certificates.resolve(asked, limit)
         self._intake.check(resolved.policy, name)
         if asked.draft is not None:
-            if self.turns.rounds is None:
+            if not self.most_drafted:
                 raise ConfigError(f"draft needs runner=native or eager, and this engine's is {self.runner_name.value}")
-            self._intake.check_draft(asked.draft, self._most_drafted)
+            self._intake.check_draft(asked.draft, self.most_drafted)
         if isinstance(resolved.policy, SkipSchedule) and self.turns.bands is None:
             raise ConfigError(
                 f"policy skip_schedule needs runner=native or eager, and this engine's is {self.runner_name.value}"

@@ -12,7 +12,7 @@ from calm.errors import ConfigError
 from calm.policies import Full
 from serve.engine import Engine
 from serve.model import ServedModel
-from serve.native.views import LANES
+from serve.native.views import PLACES
 from serve.options import RequestOptions
 from serve.requests import Answer, Reason, Status
 from serve.rounds import Round
@@ -230,7 +230,7 @@ def test_steps_record_their_layers() -> None:
     ("draft", "line"),
     [
         (Draft(4), "leaves|outside|left"),
-        (Draft(1, LANES), f"above the {LANES - 1} words"),
+        (Draft(1, PLACES), f"above the {PLACES - 1} words"),
     ],
 )
 def test_what_cannot_be_drafted_is_refused(draft: Draft, line: str) -> None:
