@@ -3,6 +3,7 @@
 # make peers     set up the engines of others in .peers, time this one beside them (hours; PEERS='shapes=[small]' cuts it)
 # make debian    the same on real text, from scratch: three stages, Table 1 (under two hours on two idle cores)
 # make debian-arms  shallower models and uniform exits beside the plain recipe, from the trained model (about an hour)
+# make skipdecode layers by position (SkipDecode) and its rivals on decoder-only models: trained on two corpora, compared
 # make gpu-check everything that only a GPU can tell: results/gpu/summary.json (PYTHON: one with torch and Triton; GPU='parts=core')
 # make gpu-carry for such a machine without a package index: what it may lack goes to .gpu/wheels, which gpu-check installs
 # PYTHON=python3.12 chooses the interpreter that the environment in .venv is made with.
@@ -21,7 +22,7 @@ export TOKENIZERS_PARALLELISM := false
 export PYTHONUNBUFFERED := 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: env demo debian debian-arms test test-all lint peers gpu-carry gpu-check clean
+.PHONY: env demo debian debian-arms skipdecode test test-all lint peers gpu-carry gpu-check clean
 .DELETE_ON_ERROR:
 
 env: $(STAMP)
@@ -61,6 +62,34 @@ debian-arms: $(STAMP)
 	for k in 2 4 6; do $(ARM) decoder_layers=$$k finetune.loss=final_only stage=finetune output=$A/shallow-$$k/model hydra.run.dir=$A/shallow-$$k || exit; done
 	$(BIN)/python -m eval.shallow checkpoint=$A/plain/model shallow=[$A/shallow-2/model,$A/shallow-4/model,$A/shallow-6/model] hydra.run.dir=$A/shallow
 	$(BIN)/python -m eval.uniformity checkpoint=$A/plain/model uniform=[$A/uniform-softmax/model,$A/uniform-state/model] hydra.run.dir=$A/uniformity
+
+# From a decoder-only model of full depth on each corpus: arms of one budget for every method and speed-up, and on
+# restaurants other schedules at 3x; then the tables. Interrupt it and call it again: what is done is not done twice.
+K := runs/skipdecode
+SPEEDUPS := 2 3 4 5
+comma := ,
+list = [$(subst $() ,$(comma),$(strip $(1)))]
+scheduled = $(call list,$(foreach m,skipdecode multi_layer_exit,$(foreach k,$(SPEEDUPS),$K/$(1)/$m-$(k)x/model)))
+LAYERS := skip_schedule@finetune.skip_schedule
+VARIANT = $(BIN)/python -m train +experiment=skipdecode_restaurants checkpoint=$K/restaurants/base/model $(LAYERS)=layers8_3x resume=auto
+VARIANTS := warmup-0 warmup-2 power-3-2 power-8-2
+skipdecode: $(STAMP)
+	for c in restaurants debian; do \
+	  $(BIN)/python -m train +experiment=skipdecode_base_$$c resume=auto output=$K/$$c/base/model hydra.run.dir=$K/$$c/base || exit; \
+	  for k in $(SPEEDUPS); do for m in skipdecode multi_layer_exit; do \
+	    $(BIN)/python -m train +experiment=$${m}_$$c checkpoint=$K/$$c/base/model $(LAYERS)=layers8_$${k}x resume=auto output=$K/$$c/$$m-$${k}x/model hydra.run.dir=$K/$$c/$$m-$${k}x || exit; \
+	  done; done; \
+	  for m in full_depth calm_dec; do \
+	    $(BIN)/python -m train +experiment=$${m}_$$c checkpoint=$K/$$c/base/model resume=auto output=$K/$$c/$$m/model hydra.run.dir=$K/$$c/$$m || exit; \
+	  done; \
+	done
+	$(VARIANT) finetune.skip_schedule.warmup_layers=0 output=$K/restaurants/warmup-0/model hydra.run.dir=$K/restaurants/warmup-0
+	$(VARIANT) finetune.skip_schedule.warmup_layers=2 output=$K/restaurants/warmup-2/model hydra.run.dir=$K/restaurants/warmup-2
+	$(VARIANT) finetune.skip_schedule.decay=power output=$K/restaurants/power-3-2/model hydra.run.dir=$K/restaurants/power-3-2
+	$(VARIANT) finetune.skip_schedule.decay=power finetune.skip_schedule.max_layers=8 finetune.skip_schedule.power=0.8 output=$K/restaurants/power-8-2/model hydra.run.dir=$K/restaurants/power-8-2
+	$(BIN)/python -m eval.skipdecode checkpoint=$K/restaurants/full_depth/model 'scheduled=$(call scheduled,restaurants)' exits=$K/restaurants/calm_dec/model 'variants=$(call list,$(foreach v,$(VARIANTS),$K/restaurants/$v/model))' hydra.run.dir=$K/tables/restaurants
+	$(BIN)/python -m eval.skipdecode checkpoint=$K/debian/full_depth/model 'scheduled=$(call scheduled,debian)' exits=$K/debian/calm_dec/model paper=reddit_tldr hydra.run.dir=$K/tables/debian
+	$(BIN)/python -m eval.skipdecode 'merge=[$K/tables/restaurants/summary.json,$K/tables/debian/summary.json]' hydra.run.dir=$K/tables
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu" --nbmake tests notebooks --cov --cov-report=term:skip-covered --cov-fail-under=90

@@ -6,12 +6,11 @@ positions count from each prompt's beginning, and a row computes what it would a
 """
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .batch_layers import BatchCaches
-from .layer_math import attend, feed_forward, linear, norm, rotate, turns
+from .layer_math import after_attention, attend, before_attention, embed, key_value, turns
 from .models.base import BiasKind, DecoderSpec
 
 
@@ -39,33 +38,21 @@ class CausalLayers(BatchCaches):
         self._turned: tuple[int, tuple[Tensor, Tensor]] | None = None
 
     def embed(self, tokens: Int[Tensor, " batch"], step: int) -> Float[Tensor, "batch d_model"]:
-        tensors = self.spec.tensors
-        hidden = F.embedding(tokens, tensors["embed"])
-        if "embed_project" in tensors:
-            hidden = linear(self.spec, "embed_project", hidden)
-        if self.spec.bias_kind is BiasKind.learned:
-            hidden = hidden + F.embedding(self._positions(step) + self.spec.position_offset, tensors["positions"])
-        return hidden
+        return embed(self.spec, tokens, self._positions(step))
 
     def run(self, layer: int, hidden: Float[Tensor, "batch d_model"], step: int) -> Float[Tensor, "batch d_model"]:
-        spec, normed = self.spec, self._normed(layer, hidden)
+        normed = before_attention(self.spec, layer, hidden)
         keys, values = self._put(layer, normed, step)
         bias = self._without_holes(layer, self.mask[..., : keys.shape[2]], step)
-        hidden = hidden + attend(spec, f"{layer}.self", normed, keys, values, bias, self._turn(step))
-        if spec.pre_norm:
-            return hidden + feed_forward(spec, layer, norm(spec, f"{layer}.ffn_norm", hidden))
-        hidden = norm(spec, f"{layer}.self_norm", hidden)
-        return norm(spec, f"{layer}.ffn_norm", hidden + feed_forward(spec, layer, hidden))
+        hidden = hidden + attend(self.spec, f"{layer}.self", normed, keys, values, bias, self._turn(step))
+        return after_attention(self.spec, layer, hidden)
 
     def select(self, index: Int[Tensor, " kept"]) -> None:
         super().select(index)
         self.lengths, self.mask, self._turned = self.lengths[index], self.mask[index], None
 
     def _key_value(self, layer: int, normed: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        shape = (normed.shape[0], self.spec.num_kv_heads, self.spec.d_kv)
-        key, value = (linear(self.spec, f"{layer}.self_{which}", normed).view(shape) for which in "kv")
-        turn = self._turn(step)
-        return (key if turn is None else rotate(key, *turn)), value
+        return key_value(self.spec, layer, normed, self._turn(step))
 
     def _positions(self, step: int) -> Int[Tensor, " batch"]:
         return self.lengths - 1 + step

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .layer_math import attend, before_head, cross_projection, feed_forward, norm
+from .layer_math import attend, before_attention, before_head, cross_projection, feed_forward, key_value, norm
 from .models.base import DecoderSpec
 
 
@@ -49,7 +49,7 @@ class BatchCaches(ABC):
     def write(self, layer: int, hidden: Tensor, step: int, rows: Bool[Tensor, " batch"]) -> None:
         """Backfill: K and V of ``layer`` at ``step`` for the chosen rows, through its own norm and projections."""
         take, slot = rows[:, None, None], self.before + step
-        normed = self._normed(layer, hidden)
+        normed = before_attention(self.spec, layer, hidden)
         for cache, new in zip((self.keys, self.values), self._key_value(layer, normed, step), strict=True):
             cache[layer - 1, :, :, slot] = torch.where(take, new, cache[layer - 1, :, :, slot])
 
@@ -81,10 +81,6 @@ class BatchCaches(ABC):
 
     def logits(self, hidden: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocab"]:
         return F.linear(before_head(self.spec, hidden), self.spec.tensors["head"])
-
-    def _normed(self, layer: int, hidden: Tensor) -> Tensor:
-        """What the layer's self-attention reads."""
-        return norm(self.spec, f"{layer}.self_norm", hidden) if self.spec.pre_norm else hidden
 
     def _put(self, layer: int, normed: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Write K and V of ``layer`` from its normed input; returns all that the layer now attends to."""
@@ -127,7 +123,7 @@ class BatchLayers(BatchCaches):
         return F.embedding(tokens, self.spec.tensors["embed"])
 
     def run(self, layer: int, hidden: Float[Tensor, "batch d_model"], step: int) -> Float[Tensor, "batch d_model"]:
-        spec, normed = self.spec, self._normed(layer, hidden)
+        spec, normed = self.spec, before_attention(self.spec, layer, hidden)
         keys, values = self._put(layer, normed, step)
         bias = self._without_holes(layer, self._bias(step), step)
         hidden = hidden + attend(spec, f"{layer}.self", normed, keys, values, bias)
@@ -143,9 +139,7 @@ class BatchLayers(BatchCaches):
         self.cross_values = [tensor[index] for tensor in self.cross_values]
 
     def _key_value(self, layer: int, normed: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        shape = (normed.shape[0], self.spec.num_kv_heads, self.spec.d_kv)
-        key, value = (F.linear(normed, self.spec.tensors[f"{layer}.self_{which}"]).view(shape) for which in "kv")
-        return key, value
+        return key_value(self.spec, layer, normed)
 
     def _bias(self, step: int) -> Float[Tensor, "1 heads 1 keys"]:
         if step not in self.biases:

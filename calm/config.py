@@ -130,6 +130,13 @@ class OnDrift(str, Enum):
     full = "full"
 
 
+class Preempt(str, Enum):
+    """How a row whose blocks were needed comes back: with a copy of its K/V, or by doing again what it did."""
+
+    swap = "swap"
+    replay = "replay"
+
+
 class Head(str, Enum):
     full = "full"
     screened = "screened"
@@ -223,29 +230,62 @@ def check_range(
         raise ConfigError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value}")
 
 
+class Architecture(str, Enum):
+    """Of models from scratch; published ones say theirs in config.json."""
+
+    t5 = "t5"
+    llama = "llama"
+
+
 PREFILL_ROWS, SOURCE_MULTIPLE = 4, 16  # of an engine's encoder calls, where nobody says otherwise
 INF = float("inf")
 
 
 @dataclass
 class ShapeConfig:
-    """A T5 built from scratch. ``tied`` shares input and output embedding and scales the head by d^-0.5 (v1.0)."""
+    """A model built from scratch. ``tied`` shares input and output embedding (a T5's head is then scaled by d^-0.5)."""
 
+    architecture: Architecture = Architecture.t5
     vocab_size: int = 400
     d_model: int = 128
     d_kv: int = 32
     num_heads: int = 4
+    num_kv_heads: int | None = None  # llama: heads of K and V, each for as many neighbouring queries; None: num_heads
     d_ff: int = 256
-    num_layers: int = 1
+    num_layers: int = 1  # of the encoder; llama: 0
     num_decoder_layers: int = 8
-    dropout_rate: float = 0.0
+    dropout_rate: float = 0.0  # llama: of attention weights, the only dropout that it has
     tied: bool = True
     lowercase: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "d_model", "d_kv", "num_heads", "d_ff", "num_layers", "num_decoder_layers"):
+        for name in ("vocab_size", "d_model", "d_kv", "num_heads", "d_ff", "num_decoder_layers"):
             check_range(f"model.shape.{name}", getattr(self, name), 1, INF)
         check_range("model.shape.dropout_rate", self.dropout_rate, 0, 1, open_high=True)
+        if self.architecture is Architecture.llama:
+            self._check_llama()
+            return
+        check_range("model.shape.num_layers", self.num_layers, 1, INF)
+        if self.num_kv_heads is not None:
+            raise ConfigError(
+                "model.shape.num_kv_heads: a T5 has one head of K and V for each of num_heads; leave it out"
+            )
+
+    def _check_llama(self) -> None:
+        if self.num_layers != 0:
+            raise ConfigError(
+                f"model.shape.num_layers={self.num_layers} counts encoder layers, and a llama has none; give 0, and "
+                "its depth as num_decoder_layers"
+            )
+        if self.d_kv % 2:
+            raise ConfigError(f"model.shape.d_kv={self.d_kv}: a llama turns halves of a head, so give an even number")
+        if self.num_kv_heads is not None:
+            check_range("model.shape.num_kv_heads", self.num_kv_heads, 1, self.num_heads)
+            if self.num_heads % self.num_kv_heads:
+                raise ConfigError(
+                    f"model.shape.num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}: every "
+                    "head of K and V serves as many queries"
+                )
 
 
 @dataclass

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from .architectures import adapter_of
 from .confidence import CONFIDENCE, LayerView
-from .config import Backfill, Measure
+from .config import Backfill
 from .data.text import decode_ids, encode_source
-from .errors import ConfigError
+from .decode_checks import check_lengths, check_policy
 from .models.base import DecoderAdapter
 from .models.speaking import SpeakingModel
-from .models.t5 import EarlyExitT5
-from .policies import Confident, Oracle, Policy, SkipSchedule, fixed_depth, scheduled_layers
+from .policies import Budgeted, Confident, Oracle, Policy, SkipSchedule, exits_of, fixed_depth, scheduled_layers
 from .records import DecodeTrace, Example
 
 NAN = float("nan")
@@ -27,7 +26,10 @@ NAN = float("nan")
 
 @dataclass
 class TraceBuilder:
-    """Collects a row's tokens and layers until it ends; ``finished`` is True once EOS was emitted."""
+    """Collects a row's tokens and layers until it ends; ``finished`` is True once EOS was emitted.
+
+    ``spent``: of the budget of a policy that has one.
+    """
 
     example: Example
     num_layers: int
@@ -37,6 +39,10 @@ class TraceBuilder:
     backfilled: list[int] = field(default_factory=list)
     confidences: list[tuple[float, ...]] = field(default_factory=list)
     finished: bool = False
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    spent: float = 0.0
 
     def build(self, model: SpeakingModel) -> DecodeTrace:
         return DecodeTrace(
@@ -49,38 +55,22 @@ class TraceBuilder:
             backfilled_layers=tuple(self.backfilled),
             confidences=tuple(self.confidences),
             finished=self.finished,
+            rounds=self.rounds,
+            drafted=self.drafted,
+            accepted=self.accepted,
         )
 
 
-def check_policy(model: SpeakingModel, policy: Policy) -> None:
-    """Raise ConfigError where the policy asks for what the model does not have."""
-    if isinstance(policy, SkipSchedule):
-        if not isinstance(model, EarlyExitT5):
-            raise ConfigError("a schedule of layers is decoded by T5s only; choose full, static or a confidence")
-        policy.schedule.check_depth(model.num_layers)
-        return
-    fixed_depth(policy, "", 0, model.num_layers)
-    if isinstance(policy, Confident):
-        if policy.measure is Measure.classifier and not model.settings.has_classifier:
-            raise ConfigError(
-                "measure 'classifier' needs a trained exit classifier and this model has none; "
-                "run python -m train stage=classifier checkpoint=<folder>"
-            )
-        threshold = policy.schedule.threshold
-        if isinstance(threshold, tuple) and len(threshold) != model.num_layers - 1:
-            raise ConfigError(
-                f"{len(threshold)} thresholds for {model.num_layers} layers; give one number or {model.num_layers - 1}"
-            )
+def depth_of(policy: Policy, row: TraceBuilder, step: int) -> int | None:
+    """The depth that the policy fixes for a row's next token; None where confidences decide."""
+    if isinstance(policy, Budgeted) and policy.is_spent(row.spent):
+        return row.num_layers
+    return fixed_depth(exits_of(policy), row.example.id, step, row.num_layers)
 
 
-def check_lengths(model: SpeakingModel, max_new_tokens: int) -> None:
-    """Raise ConfigError where the longest source and answer have more tokens than the model has positions."""
-    source, room = model.settings.max_source_tokens, model.max_positions
-    if room is not None and source + max_new_tokens - 1 > room:
-        raise ConfigError(
-            f"sources of up to {source} tokens and answers of up to {max_new_tokens} do not fit the model's {room} "
-            "positions; lower max_source_tokens or max_target_tokens"
-        )
+def layer_cosine(hidden: Tensor, previous: Tensor) -> Tensor:
+    """Of the residual after a layer with the one before it, (rows, d_model) each, in fp32: what a budget asks."""
+    return torch.nn.functional.cosine_similarity(hidden.float(), previous.float(), dim=-1)
 
 
 def layer_view(
@@ -125,7 +115,7 @@ class OneDecoder:
 
     @torch.inference_mode()
     def __call__(self, examples: Sequence[Example], policy: Policy) -> list[DecodeTrace]:
-        check_policy(self.model, policy)
+        check_policy(self.model, policy, self.backfill)
         return [self._decode(example, policy) for example in examples]
 
     def _decode(self, example: Example, policy: Policy) -> DecodeTrace:
@@ -159,8 +149,8 @@ class OneDecoder:
     def _step(self, token: int, step: int, state: Any, row: TraceBuilder, policy: Policy) -> int:
         """One token: climb until the row crosses, speak there, fill the layers above."""
         num_layers = self.adapter.num_layers
-        depth = fixed_depth(policy, row.example.id, step, num_layers)
-        hidden = self.adapter.embed(token, step, state)
+        depth, exits = depth_of(policy, row, step), exits_of(policy)
+        hidden = previous = self.adapter.embed(token, step, state)
         confidences = [NAN] * num_layers
         before: LayerView | None = None
         hiddens: list[Tensor] = []
@@ -170,15 +160,17 @@ class OneDecoder:
             if layer == depth:
                 break
             asked = depth is None or self.record_confidences  # at a threshold >= 1 recorded, never asked
-            if isinstance(policy, Confident) and asked and layer in self.model.settings.exit_layers:
-                before = layer_view(self.model, layer, hidden[0], previous[0], before, policy)
-                confidence = float(CONFIDENCE[policy.measure](before))
+            if isinstance(exits, Confident) and asked and layer in self.model.settings.exit_layers:
+                before = layer_view(self.model, layer, hidden[0], previous[0], before, exits)
+                confidence = float(CONFIDENCE[exits.measure](before))
                 confidences[layer - 1] = confidence
-                if depth is None and confidence >= policy.schedule.at(step, layer):
+                if depth is None and confidence >= exits.schedule.at(step, layer):
                     break
         if isinstance(policy, Oracle):
             hiddens = hiddens[: self._oracle_depth(hiddens)]
         crossing = len(hiddens)
+        if isinstance(policy, Budgeted):
+            row.spent = policy.spend(row.spent, crossing, num_layers, float(layer_cosine(hidden[0], previous[0])))
         answer = int(self.adapter.logits(hiddens[-1]).float().argmax())
         row.crossing.append(crossing)
         row.executed.append(num_layers if isinstance(policy, Oracle) else crossing)

@@ -19,9 +19,10 @@ from .confidence import CONFIDENCE, LayerView
 from .config import Backfill
 from .data.collate import pad
 from .data.text import encode_source
-from .decode import NAN, TraceBuilder, check_lengths, check_policy, layer_view
+from .decode import NAN, TraceBuilder, depth_of, layer_cosine, layer_view
+from .decode_checks import check_lengths, check_policy
 from .models.speaking import SpeakingModel
-from .policies import Confident, Oracle, Policy, SkipSchedule, fixed_depth, scheduled_layers
+from .policies import Budgeted, Confident, Oracle, Policy, SkipSchedule, exits_of, scheduled_layers
 from .records import DecodeTrace, Example
 
 
@@ -67,7 +68,7 @@ class BatchDecoder:
 
     @torch.inference_mode()
     def __call__(self, examples: Sequence[Example], policy: Policy) -> list[DecodeTrace]:
-        check_policy(self.model, policy)
+        check_policy(self.model, policy, self.backfill)
         sources = [encode_source(self.model.tokenizer, e.source, self.model.settings) for e in examples]
         order = sorted(range(len(examples)), key=lambda i: len(sources[i]))
         traces: dict[int, DecodeTrace] = {}
@@ -113,9 +114,11 @@ class BatchDecoder:
         """Run layers until every live row has crossed, then backfill what is left."""
         num_layers = self.spec.num_layers
         depth = self._depths(live, step, policy)  # (B,), 0 where confidences decide
+        exits = exits_of(policy)
         crossing = torch.full_like(tokens, num_layers)
         crossed = torch.tensor([row.finished for row in live], device=tokens.device)
         confidences = torch.full((len(live), num_layers), NAN, device=tokens.device)
+        cosine = torch.ones(len(live), device=tokens.device)  # at each row's crossing, where a budget asks
         hidden = layers.embed(tokens, step)  # (B, D); held at the crossing once a row has crossed
         real = hidden  # goes on through every layer for `true` backfill and the oracle
         goes_on = self.backfill is Backfill.true or isinstance(policy, Oracle)
@@ -128,12 +131,14 @@ class BatchDecoder:
             reals.append(real)
             hidden = torch.where(crossed[:, None], hidden, real)
             newly = ~crossed & (depth == layer)
-            if isinstance(policy, Confident) and layer in self.model.settings.exit_layers:
-                before = layer_view(self.model, layer, hidden, previous, before, policy)
-                confidence = CONFIDENCE[policy.measure](before)
+            if isinstance(exits, Confident) and layer in self.model.settings.exit_layers:
+                before = layer_view(self.model, layer, hidden, previous, before, exits)
+                confidence = CONFIDENCE[exits.measure](before)
                 # a row whose threshold is >= 1 has a fixed depth: its confidence may be recorded, never asked
                 confidences[:, layer - 1] = torch.where(crossed, confidences[:, layer - 1], confidence)
-                newly |= ~crossed & (depth == 0) & (confidence >= policy.schedule.at(step, layer))
+                newly |= ~crossed & (depth == 0) & (confidence >= exits.schedule.at(step, layer))
+            if isinstance(policy, Budgeted):
+                cosine = torch.where(newly, layer_cosine(hidden, previous), cosine)
             crossing = torch.where(newly, layer, crossing)
             crossed = crossed | newly
             if not goes_on and bool(crossed.all()):
@@ -145,6 +150,9 @@ class BatchDecoder:
         else:
             executed_as_held = executed
         self._fill_above(layers, crossing, hidden, executed_as_held, step)
+        if isinstance(policy, Budgeted):
+            for row, layer, seen in zip(live, crossing.tolist(), cosine.tolist(), strict=True):
+                row.spent = policy.spend(row.spent, layer, num_layers, seen)
         answers = layers.logits(hidden).float().argmax(dim=-1)
         return StepResult(answers, crossing, executed, confidences, self.backfill is not Backfill.true)
 
@@ -159,7 +167,7 @@ class BatchDecoder:
         return StepResult(layers.logits(hidden).float().argmax(dim=-1), crossing, len(chosen), confidences, False)
 
     def _depths(self, live: list[TraceBuilder], step: int, policy: Policy) -> Int[Tensor, " rows"]:
-        depths = [fixed_depth(policy, row.example.id, step, self.spec.num_layers) or 0 for row in live]
+        depths = [depth_of(policy, row, step) or 0 for row in live]
         return torch.tensor(depths, device=self.model.device)
 
     def _oracle(self, reals: list[Tensor]) -> tuple[Float[Tensor, "rows d_model"], Int[Tensor, " rows"]]:

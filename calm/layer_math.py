@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .models.base import DecoderSpec, NormKind
+from .models.base import BiasKind, DecoderSpec, NormKind
 
 
 def linear(spec: DecoderSpec, name: str, inputs: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
@@ -62,6 +62,44 @@ def activation(name: str, values: Tensor) -> Tensor:
     raise ValueError(f"unknown activation {name!r}; choose from relu, gelu_new, gelu, silu")
 
 
+def embed(
+    spec: DecoderSpec, tokens: Int[Tensor, " rows"], positions: Int[Tensor, " rows"]
+) -> Float[Tensor, "rows d_model"]:
+    """What the first layer of a decoder-only model reads."""
+    hidden = F.embedding(tokens, spec.tensors["embed"])
+    if "embed_project" in spec.tensors:
+        hidden = linear(spec, "embed_project", hidden)
+    if spec.bias_kind is BiasKind.learned:
+        hidden = hidden + F.embedding(positions + spec.position_offset, spec.tensors["positions"])
+    return hidden
+
+
+def before_attention(
+    spec: DecoderSpec, layer: int, hidden: Float[Tensor, "rows d_model"]
+) -> Float[Tensor, "rows d_model"]:
+    """What the self-attention of a layer reads, its keys and values too."""
+    return norm(spec, f"{layer}.self_norm", hidden) if spec.pre_norm else hidden
+
+
+def key_value(
+    spec: DecoderSpec, layer: int, normed: Float[Tensor, "rows d_model"], turn: tuple[Tensor, Tensor] | None = None
+) -> tuple[Float[Tensor, "rows kv_heads d_kv"], Float[Tensor, "rows kv_heads d_kv"]]:
+    """K and V of the self-attention of a layer; ``turn`` as in ``attend``."""
+    shape = (normed.shape[0], spec.num_kv_heads, spec.d_kv)
+    key, value = (linear(spec, f"{layer}.self_{which}", normed).view(shape) for which in "kv")
+    return (key if turn is None else rotate(key, *turn)), value
+
+
+def after_attention(
+    spec: DecoderSpec, layer: int, hidden: Float[Tensor, "rows d_model"]
+) -> Float[Tensor, "rows d_model"]:
+    """What is left of a decoder-only layer once its attention has been added to the residual."""
+    if spec.pre_norm:
+        return hidden + feed_forward(spec, layer, norm(spec, f"{layer}.ffn_norm", hidden))
+    hidden = norm(spec, f"{layer}.self_norm", hidden)
+    return norm(spec, f"{layer}.ffn_norm", hidden + feed_forward(spec, layer, hidden))
+
+
 def attend(
     spec: DecoderSpec,
     name: str,
@@ -77,14 +115,29 @@ def attend(
         bias: as (B, KV heads, 1, keys).
         turn: cosines and sines of the rows' positions, where positions are rotary; keys are rotated already.
     """
-    batch, heads, d_kv = normed.shape[0], spec.num_heads, spec.d_kv
-    query = linear(spec, f"{name}_q", normed).view(batch, heads, d_kv)
+    return linear(spec, f"{name}_o", mixed(spec, queries(spec, name, normed, turn), keys, values, bias))
+
+
+def queries(
+    spec: DecoderSpec, name: str, normed: Float[Tensor, "batch d_model"], turn: tuple[Tensor, Tensor] | None = None
+) -> Float[Tensor, "batch kv_heads sharing d_kv"]:
+    """Queries of the attention ``name``: neighbours share a head of K and V. ``turn`` as in ``attend``."""
+    query = linear(spec, f"{name}_q", normed).view(normed.shape[0], spec.num_heads, spec.d_kv)
     if turn is not None:
         query = rotate(query, *turn)
-    query = query.view(batch, spec.num_kv_heads, -1, d_kv)  # neighbours share a head of K and V
+    return query.view(normed.shape[0], spec.num_kv_heads, -1, spec.d_kv)
+
+
+def mixed(
+    spec: DecoderSpec,
+    query: Float[Tensor, "batch kv_heads sharing d_kv"],
+    keys: Float[Tensor, "batch kv_heads keys d_kv"],
+    values: Float[Tensor, "batch kv_heads keys d_kv"],
+    bias: Tensor,
+) -> Float[Tensor, "batch inner"]:
+    """Each head's mean of the values, weighted by its scores; ``bias`` as in ``attend``."""
     scores = query @ keys.transpose(2, 3) * spec.attention_scale + bias  # (B, KV heads, queries, keys)
-    mixed = (scores.softmax(dim=-1) @ values).reshape(batch, heads * d_kv)
-    return linear(spec, f"{name}_o", mixed)
+    return (scores.softmax(dim=-1) @ values).reshape(query.shape[0], spec.num_heads * spec.d_kv)
 
 
 def feed_forward(

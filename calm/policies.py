@@ -1,4 +1,4 @@
-"""Policies: when a row may leave, or which layers it runs. Full, Static, Confident, Oracle, Replay, SkipSchedule.
+"""Policies: when a row may leave, or which layers it runs.
 
 A policy knows neither model nor cache. The decoders ask it two things: a fixed depth for a row and step, if it
 has one, and whether a confidence crosses. The oracle is a decoder's matter: it needs the full stack's answer. A
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from .config import Measure
 from .errors import ConfigError
+from .kv_budget import ErrorTable
 from .layer_schedule import LayerSchedule, check_monotone
 from .thresholds import ThresholdSchedule
 
@@ -33,6 +34,31 @@ class Confident:
     measure: Measure
     schedule: ThresholdSchedule
     agreement_k: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Budgeted:
+    """``exits`` until the expected errors of the keys and values they left add up to ``budget``; then a step at full
+    depth, after which, as after any other step at full depth, the sum begins anew.
+
+    Such a step repairs nothing that is written: it reads what is there, and says its word from layer L.
+    """
+
+    exits: Confident
+    budget: float
+    errors: ErrorTable
+
+    def __post_init__(self) -> None:
+        if not self.budget >= 0.0:
+            raise ConfigError(f"budget must lie in [0, inf], got {self.budget}")
+
+    def is_spent(self, spent: float) -> bool:
+        """Whether the next step runs every layer."""
+        return spent >= self.budget
+
+    def spend(self, spent: float, crossing: int, num_layers: int, cosine: float) -> float:
+        """What is spent after a step that was left at ``crossing`` with this cosine to the layer below."""
+        return 0.0 if crossing == num_layers else spent + self.errors.expected(num_layers - crossing, cosine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +90,20 @@ class SkipSchedule:
     schedule: LayerSchedule
 
 
-Policy = Full | Static | Confident | Oracle | Replay | SkipSchedule
+Policy = Full | Static | Confident | Budgeted | Oracle | Replay | SkipSchedule
+
+
+def exits_of(policy: Policy) -> Policy:
+    """What lets tokens leave: of a budget its exits, else the policy itself."""
+    return policy.exits if isinstance(policy, Budgeted) else policy
 
 
 def fixed_depth(policy: Policy, example_id: str, step: int, num_layers: int) -> int | None:
     """The depth that the policy fixes for this row and step; None where confidences decide.
 
     Raises:
-        ConfigError: the depth lies outside 1..L, or the policy runs a set of layers, which is no depth.
+        ConfigError: the depth lies outside 1..L, or the policy runs a set of layers, which is no depth, or goes by
+            what a row has spent.
     """
     match policy:
         case Full():
@@ -85,9 +117,10 @@ def fixed_depth(policy: Policy, example_id: str, step: int, num_layers: int) -> 
             return num_layers if schedule.exits_off else None
         case Oracle():
             return None
-        case SkipSchedule():
+        case SkipSchedule() | Budgeted():
+            name = "skip_schedule" if isinstance(policy, SkipSchedule) else "budgeted"
             raise ConfigError(
-                "policy 'skip_schedule' is decoded by calm alone, not by the engine; give decoder=batch or decoder=one"
+                f"policy '{name}' is decoded by calm alone, not by the engine; give decoder=batch or decoder=one"
             )
     if not 1 <= depth <= num_layers:
         raise ConfigError(f"depth {depth} lies outside 1..{num_layers}: the model has {num_layers} decoder layers")

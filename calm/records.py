@@ -34,6 +34,8 @@ class DecodeTrace:
         backfilled_layers: layers whose K and V were projected from the exit hidden.
         confidences: per token the confidence after every layer 1..L; NaN where it was not computed.
         finished: True when EOS was emitted, False when the row ended at N tokens.
+        rounds, drafted, accepted: of speculative decoding, over the answer: passes of the upper layers, words that the
+            lower ones drafted, and those of them that the full model said too.
     """
 
     id: str
@@ -45,6 +47,9 @@ class DecodeTrace:
     backfilled_layers: tuple[int, ...]
     confidences: tuple[tuple[float, ...], ...] = ()
     finished: bool = True
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     def __post_init__(self) -> None:
         lengths = {

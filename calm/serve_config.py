@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .config import INF, BatchRule, Consistency, Device, Head, OnDrift, RunnerName, Weights, check_range
+from .config import INF, BatchRule, Consistency, Device, Head, OnDrift, Preempt, RunnerName, Weights, check_range
 from .engine_config import SERVED_DTYPES, check_choice
 from .errors import ConfigError
 
@@ -48,6 +48,9 @@ class ServeConfig:
     head_k: int = 32
     runner: RunnerName = RunnerName.auto
     cross_kv: Weights = Weights.model
+    block_size: int = 16  # positions of a block of a decoder-only model's cache
+    cache_blocks: int | None = None  # None: enough for max_batch rows at full length
+    preempt: Preempt = Preempt.swap  # how a row comes back whose blocks older ones needed
     device: Device = Device.auto
     restarts: int = 3  # of an engine that died; then the server leaves
     hung_after_s: float = 2.0  # without a word from an engine until it counts as hung and is replaced
@@ -80,8 +83,10 @@ class ServeConfig:
                 raise ConfigError(f"{host!r} is no host name or address; give a name without scheme and port")
         check_choice("dtype", self.dtype, SERVED_DTYPES)
         check_range("port", self.port, 0, 65535)
-        for name in ("max_batch", "max_waiting", "max_body_bytes", "max_prompt_bytes"):
+        for name in ("block_size", "max_batch", "max_waiting", "max_body_bytes", "max_prompt_bytes"):
             check_range(name, getattr(self, name), 1, INF)
+        if self.cache_blocks is not None:
+            check_range("cache_blocks", self.cache_blocks, 1, INF)
         check_range("requests_per_alarm", self.requests_per_alarm, 1, INF)
         check_range("head_k", self.head_k, 2, INF)
         check_range("restarts", self.restarts, 0, INF)

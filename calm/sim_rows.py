@@ -27,6 +27,7 @@ class Trace:
         arrived: second at which it comes.
         measures: that its policy asks; none where depths are given without one.
         key: of its source; requests with the same one share an encoder call. None: nobody else has it.
+        fills: K/V above its exits are filled in; a row-exact rule leaves that out where its depth is always the same.
     """
 
     depths: tuple[int, ...]
@@ -34,6 +35,7 @@ class Trace:
     arrived: float = 0.0
     measures: frozenset[Measure] = frozenset()
     key: str | None = None
+    fills: bool = True
 
 
 def traces_of(recorded: Iterable[HasCrossings], measures: Iterable[Measure] = (), source: int = 1) -> list[Trace]:
@@ -54,6 +56,7 @@ class Setting:
         padded_calls: sources go into encoder calls of one shape; else any go together (the native runner).
         one_piece: a step is one call (the graph runner): no row waits for company between two layers, layers after its
             end are passed through all the same, and the head and backfill are one call each.
+        prompted: a row's first token is said by its prompt, from layer L, without a layer (decoder-only models).
         overlaps: what the host does for a step is hidden behind the device's part of the next, or the other way round.
         cross_cache_rows, cross_cache_tokens: sources whose cross K/V is kept, and tokens of all of them (None: any).
     """
@@ -70,6 +73,7 @@ class Setting:
     packed: bool = True
     padded_calls: bool = True
     one_piece: bool = False
+    prompted: bool = False
     overlaps: bool = False
 
     def bucket(self, rows: int) -> int:
@@ -89,11 +93,13 @@ class SimRow:
 
     Attributes:
         number: order of arrival.
+        prompted: its first token is said by its prompt.
         first_token, ended: seconds on the simulated clock.
     """
 
     number: int
     trace: Trace
+    prompted: bool = False
     slot: int = -1
     emission: list[int] = field(default_factory=list)
     executed: list[int] = field(default_factory=list)
@@ -113,6 +119,11 @@ class SimRow:
     def depth(self) -> int:
         """Of its next token."""
         return self.trace.depths[len(self.emission)]
+
+    @property
+    def climbs(self) -> bool:
+        """Its next token is for the layers to say."""
+        return bool(self.emission) or not self.prompted
 
     @property
     def asks_head(self) -> bool:

@@ -19,6 +19,8 @@ from .last_used import LastUsed
 from .rules import Flags, Rule, climb, next_group, next_parked
 from .sim_rows import Setting, SimRow, Trace
 
+Spoken = tuple[SimRow, int, int]  # a row, the layer that gave its token, layers that ran with it
+
 
 @dataclass(frozen=True)
 class SimStep:
@@ -61,7 +63,7 @@ class SimWave:
         self.bucket = engine.setting.bucket(self.size)
         taken = [row.slot for row in self.rows]
         self.in_place = taken == list(range(self.size)) and engine.taken.isdisjoint(range(self.size, self.bucket))
-        self.spoken: list[tuple[SimRow, int, int]] = []
+        self.spoken: list[Spoken] = []
         self._look()
         engine.pay("start", "start", self.bucket)
 
@@ -129,7 +131,7 @@ class SimWave:
         for row in rows:
             emission = min(row.depth, self.layer) if self.rule.holds else self.layer
             self.spoken.append((row, emission, emission if self.rule.leaves else self.layer))
-        ends = [executed for _, _, executed in self.spoken]
+        ends = [executed if row.trace.fills or not self.rule.row_exact else last for row, _, executed in self.spoken]
         if self.engine.setting.one_piece:
             pay("head", "head", len(rows))
             pay("read", "read", len(rows))
@@ -209,16 +211,17 @@ class SimEngine:
 
     def add(self, trace: Trace) -> SimRow:
         """A request joins the queue."""
-        row = SimRow(self._arrivals, trace)
+        row = SimRow(self._arrivals, trace, self.setting.prompted)
         self._arrivals += 1
         self.waiting.append(row)
         return row
 
     def place(self, traces: Sequence[Trace]) -> list[SimRow]:
-        """Requests that run already: no encoder, no admission."""
+        """Requests that run already: no encoder, no admission, and no prompt that speaks."""
         rows = [self.add(trace) for trace in traces]
         self.waiting.clear()
         for row in rows:
+            row.prompted = False
             self._take_slot(row)
         return rows
 
@@ -247,10 +250,10 @@ class SimEngine:
         rows, tokens, rule = len(self.running), 0, None
         if self.running:
             rule = self._pick()
-            wave = self._wave(rule)
+            spoken = self._wave(rule)
             if not isinstance(self._rule, Rule):
-                self._rule.saw([row.depth for row, _, _ in wave.spoken], [row.number for row, _, _ in wave.spoken])
-            tokens = self._take(wave)
+                self._rule.saw([row.depth for row, _, _ in spoken], [row.number for row, _, _ in spoken])
+            tokens = self._take(spoken) + self._first_words()
             if self.setting.overlaps and rule.row_exact:
                 self._overlap()
         self._move_together()
@@ -318,12 +321,15 @@ class SimEngine:
             return self._rule
         return self._rule.rule(len(self.running), bool(self.parked), self._asked)
 
-    def _wave(self, rule: Rule) -> SimWave:
+    def _wave(self, rule: Rule) -> list[Spoken]:
+        """What the wave whose turn it is said."""
         waiting = {id(row) for wave in self.parked for row in wave.rows}
-        fresh = [row for row in self.running if id(row) not in waiting]
+        fresh = [row for row in self.running if id(row) not in waiting and row.climbs]
         wave = next_parked(self.parked, rule, len(fresh))
         patient = wave is None
         if wave is None:
+            if not fresh:
+                return []
             wave = SimWave(self, rule, fresh)
         else:
             self.parked.remove(wave)
@@ -331,10 +337,17 @@ class SimEngine:
                 self.pay("start", "resume", wave.size)
         climb(wave, rule, self.setting.num_layers, self.parked, patient)
         assert isinstance(wave, SimWave)
-        return wave
+        return wave.spoken
 
-    def _take(self, wave: SimWave) -> int:
-        for row, emission, executed in wave.spoken:
+    def _first_words(self) -> int:
+        """Tokens that the prompts of rows that have none yet say."""
+        rows = [row for row in self.running if not row.climbs]
+        if rows:
+            self.pay("head", "head", self.setting.bucket(len(rows)))
+        return self._take([(row, self.setting.num_layers, self.setting.num_layers) for row in rows])
+
+    def _take(self, spoken: Sequence[Spoken]) -> int:
+        for row, emission, executed in spoken:
             row.first_token = row.first_token if row.emission else self.now
             row.emission.append(emission)
             row.executed.append(executed)
@@ -344,7 +357,7 @@ class SimEngine:
                 self.running.remove(row)
                 self.taken.remove(row.slot)
                 self.pay("slots", "end")
-        return len(wave.spoken)
+        return len(spoken)
 
     def _move_together(self) -> None:
         if self.parked:

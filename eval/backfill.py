@@ -7,7 +7,8 @@ Answers of the test split with ``true`` ones (the skipped layers run after all: 
 (those of the exit layer) and ``mask`` (holes) are compared with the references and with full depth's own answers, whole
 and position by position; then the errors of keys and values themselves by layers skipped (eval/backfill_states.py). The
 threshold is certified for ``project`` alone. Intervals are over articles. Work is counted, and what filling takes of
-the layers' own time is read from a cost table (eval/backfill_clock.py). Writes summary.json, rows.parquet and the
+the layers' own time is read from a cost table; ``true`` is also timed as one pass over several positions at batch 1
+(eval/backfill_clock.py). Writes summary.json, rows.parquet and the
 figure.
 """
 
@@ -111,15 +112,20 @@ def trials(config: BackfillConfig, answers: Answers) -> list[Trial]:
 
 
 def clock_trials(config: BackfillConfig, folder: Path, answers: Answers) -> list[Trial]:
-    from .backfill_clock import clocks
+    """One for each batch size, and one for passes over several positions."""
+    from .backfill_clock import clocks, passes
 
-    return [
+    found = [
         Trial(
             {"trial": "clock", "variant": str(batch)},
             partial(clocks, config, folder, answers.model, answers.articles, batch),
         )
         for batch in config.clock_batches
     ]
+    if config.passes:
+        todo = partial(passes, config, folder, answers.model, answers.articles, config.passes)
+        found.append(Trial({"trial": "passes", "variant": "1"}, todo))
+    return found
 
 
 main = program("backfill", BackfillConfig, run)

@@ -125,17 +125,30 @@ def measure_states(
     spec, errors, cosines = export_spec(model), [], []
     for start in range(0, len(articles), batch_size):
         here = slice(start, start + batch_size)
-        sources = [encode_source(model.tokenizer, each.source, model.settings) for each in articles[here]]
-        ids, mask = (tensor.to(model.device) for tensor in pad(sources))
-        tokens, live = (tensor.to(model.device) for tensor in pad([trace.tokens for trace in traces[here]]))
-        exits = pad([trace.emission_layers for trace in traces[here]])[0].to(model.device)
-        crossing = torch.where(live, exits, spec.num_layers)
-        encoded = model.encode(ids, mask)
-        true = replay(spec, encoded, mask, tokens, torch.full_like(crossing, spec.num_layers))
-        own = {way: replay(spec, encoded, mask, tokens, crossing, way) for way in (Backfill.project, Backfill.copy)}
+        ways = (Backfill.project, Backfill.copy)
+        true, own, crossing, live = forced(model, articles[here], traces[here], ways)
         errors += list(_errors(spec, true, own, crossing, live, start))
         cosines += list(_cosines(true, crossing, live, start))
     return pd.concat(errors, ignore_index=True), pd.concat(cosines, ignore_index=True)
+
+
+def forced(
+    model: EarlyExitT5, articles: Sequence[Example], traces: Sequence[DecodeTrace], ways: Sequence[Backfill]
+) -> tuple[States, dict[Backfill, States], Int[Tensor, "rows steps"], Bool[Tensor, "rows steps"]]:
+    """Decodes of one batch that say what the traces say: at full depth, and with their exits by each backfill.
+
+    Returns:
+        both; the traces' exit layers, L where a row has ended; and where it has not.
+    """
+    spec = export_spec(model)
+    sources = [encode_source(model.tokenizer, each.source, model.settings) for each in articles]
+    ids, mask = (tensor.to(model.device) for tensor in pad(sources))
+    tokens, live = (tensor.to(model.device) for tensor in pad([trace.tokens for trace in traces]))
+    exits = pad([trace.emission_layers for trace in traces])[0].to(model.device)
+    crossing = torch.where(live, exits, spec.num_layers)
+    encoded = model.encode(ids, mask)
+    true = replay(spec, encoded, mask, tokens, torch.full_like(crossing, spec.num_layers))
+    return true, {way: replay(spec, encoded, mask, tokens, crossing, way) for way in ways}, crossing, live
 
 
 def _errors(

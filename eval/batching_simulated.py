@@ -151,7 +151,11 @@ class Ground:
         lengths = [len(self.workload.model.to_ids(each.source)) for each in self.workload.articles]
         pairs = list(zip(answers, lengths, strict=True))
         count = max(len(pairs), FILLED * batch)
-        return [Trace(answer.crossing_layers, length, measures=asked) for answer, length in islice(cycle(pairs), count)]
+        fills = way.entry.depth is None
+        return [
+            Trace(answer.crossing_layers, length, measures=asked, fills=fills)
+            for answer, length in islice(cycle(pairs), count)
+        ]
 
 
 def told(rule: BatchRule, share: float | None) -> str:

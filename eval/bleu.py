@@ -26,4 +26,8 @@ def corpus_bleu(predictions: Sequence[str], references: Sequence[str]) -> float 
 
 def bleu_signature() -> str | None:
     """How the numbers come about, in sacrebleu's own words; None where it is not installed."""
-    return str(import_module("sacrebleu.metrics").BLEU().get_signature()) if has_bleu() else None
+    if not has_bleu():
+        return None
+    metric = import_module("sacrebleu.metrics").BLEU()
+    metric.corpus_score(["a"], [["a"]])  # only then it knows how many references there are
+    return str(metric.get_signature())

@@ -46,7 +46,7 @@ def run(config: CalibrateConfig, run_dir: Path) -> int:
     wanted = config.calibration
     spec = DecodeSpec(
         str(folder), device, dtype, wanted.decoder, wanted.batch_size, wanted.backfill, True, wanted.head,
-        wanted.head_k, **choose_runner(wanted.decoder, wanted.runner, device), weights=wanted.weights,
+        wanted.head_k, **choose_runner(wanted.decoder, wanted.runner, device, folder), weights=wanted.weights,
         cross_kv=wanted.cross_kv,
         make=decoder_maker(wanted.decoder),
     )  # fmt: skip

@@ -86,7 +86,7 @@ def decoder_maker(name: DecoderName) -> "Callable[[SpeakingModel, DecodeSpec], D
     return engine_decoder
 
 
-def choose_runner(name: DecoderName, runner: RunnerName, device: str) -> dict[str, Any]:
+def choose_runner(name: DecoderName, runner: RunnerName, device: str, folder: str | Path) -> dict[str, Any]:
     """Of a DecodeSpec: who runs the layers of ``decoder=engine``, and native kernels; the other decoders are eager.
 
     Raises:
@@ -94,9 +94,10 @@ def choose_runner(name: DecoderName, runner: RunnerName, device: str) -> dict[st
     """
     if name is not DecoderName.engine:
         return {"runner": RunnerName.eager}
+    from calm.models.folder import is_decoder_only
     from serve.backend import pick, runner_kernels
 
-    found = pick(runner, device.split(":")[0])
+    found = pick(runner, device.split(":")[0], decoder_only=is_decoder_only(folder))
     return {"runner": found, "kernels": runner_kernels(found, device)}
 
 

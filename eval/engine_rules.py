@@ -53,7 +53,7 @@ def run(config: EngineRulesConfig, run_dir: Path) -> int:
     artifact = choose_artifact(plain_ones, config.consistency, config.measure, config.tolerance)
     threshold = artifact.threshold_for(config.tolerance)
     policy = artifact.policy(threshold)
-    runner = choose_runner(DecoderName.engine, config.runner, device)
+    runner = choose_runner(DecoderName.engine, config.runner, device, folder)
     bars = Bars()
     plain = DecodeSpec(str(folder), device, record_confidences=True)
     with open_decoder(plain, config.processes, bars.rows) as decode:

@@ -89,7 +89,7 @@ def ways_of(
     artifacts, ways, left_out = load_artifacts(folder), list[Way](), list[str]()
     asked = [(dtype, config.runner, False) for dtype in config.dtypes]
     for dtype, runner, beside in [*asked, *((dtype, RunnerName.eager, True) for dtype in config.eager_dtypes)]:
-        found = choose_runner(DecoderName.engine, runner, device)
+        found = choose_runner(DecoderName.engine, runner, device, folder)
         number, weights = served_numbers(dtype)
         if weights is Weights.int8 and found["runner"] is not RunnerName.native:
             left_out.append(f"int8 needs runner=native, and here it is {found['runner'].value}")

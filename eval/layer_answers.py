@@ -87,6 +87,19 @@ def answers(model: SpeakingModel, examples: Sequence[Example], batch_size: int) 
 
 
 @torch.inference_mode()
+def views(model: SpeakingModel, source: list[int], tokens: Sequence[int]) -> list[LayerView]:
+    """What a measure sees after every layer 1..L at every token of an answer: the rows of a view are the tokens."""
+    ids = torch.tensor([source], device=model.device)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    before = torch.tensor([[model.start_token_id, *tokens[:-1]]], device=model.device)
+    hiddens = [hidden[0] for hidden in model.answer_hiddens(ids, mask, before)]
+    return [
+        LayerView(layer, hidden, previous, model.logits, model.classifier)
+        for layer, (previous, hidden) in enumerate(zip([None, *hiddens], hiddens, strict=False), start=1)
+    ]
+
+
+@torch.inference_mode()
 def layers_of(
     model: SpeakingModel, source: list[int], tokens: Sequence[int]
 ) -> tuple[Int[np.ndarray, "layers tokens"], dict[str, Any]]:
@@ -96,18 +109,12 @@ def layers_of(
         ``first``, ``settled``: per token (see ``depths``); per layer, sums over the tokens: ``agree``, of those whose
         argmax is the last layer's; ``margin``, of ``softmax``; ``cosine``, of ``state``, from layer 2 on.
     """
-    ids = torch.tensor([source], device=model.device)
-    mask = torch.ones_like(ids, dtype=torch.bool)
-    before = torch.tensor([[model.start_token_id, *tokens[:-1]]], device=model.device)
     said, margin, cosine = [], [], []
-    previous = None
-    for layer, hidden in enumerate(model.answer_hiddens(ids, mask, before), start=1):
-        view = LayerView(layer, hidden[0], previous, model.logits, model.classifier)
+    for view in views(model, source, tokens):
         said.append(view.argmax.cpu().numpy())
         margin.append(float(CONFIDENCE[Measure.softmax](view).sum()))
-        if previous is not None:
+        if view.previous is not None:
             cosine.append(float(CONFIDENCE[Measure.state](view).sum()))
-        previous = hidden[0]
     if not np.isfinite([*margin, *cosine]).all():
         raise CheckpointError("the model's layers are not finite in fp32; its weights are damaged")
     table = np.stack(said)

@@ -96,7 +96,7 @@ def run(config: RelabelConfig, run_dir: Path) -> int:
     drawn = Drawn(config.temperature, config.top_p, config.seed)
     spec = DecodeSpec(
         str(folder), device, choose_dtype(config.precision), DecoderName.engine, config.batch_size,
-        **choose_runner(DecoderName.engine, config.runner, device),
+        **choose_runner(DecoderName.engine, config.runner, device, folder),
         make=partial(CandidateDecoder, drawn=drawn),
     )  # fmt: skip
     output = Path(config.output) if config.output else run_dir / "relabelled.jsonl"

@@ -179,7 +179,7 @@ class Cell:
 
         def seconds(tokens: int) -> float:
             traces = [
-                Trace(answer.crossing_layers[:tokens], len(source), measures=asked)
+                Trace(answer.crossing_layers[:tokens], len(source), measures=asked, fills=runs.entry.depth is None)
                 for answer, source in zip(runs.answers, self.sources, strict=True)
             ]
             return SimEngine(table, setting, rule).run(traces).seconds

@@ -73,7 +73,7 @@ def ways(config: "ShallowConfig", dtype: str, model: "ServedModel", others: Sequ
             raise ConfigError(f"shallow: a model of {depth} decoder layers beside one of {last}; give each depth once")
         found.append(Way(f"trained {depth}", TRAINED, each, Full(), depth))
     for measure in config.measures:
-        found += _exits(config, dtype, model, measure)
+        found += exits(model, measure, dtype, config.tolerance, config.points)
     return found
 
 
@@ -95,7 +95,8 @@ def artifact_of(model: "ServedModel", measure: Measure, dtype: str) -> "tuple[Ar
     return best, identity is not None and not best.identity.differences(identity)
 
 
-def _exits(config: "ShallowConfig", dtype: str, model: "ServedModel", measure: Measure) -> list[Way]:
+def exits(model: "ServedModel", measure: Measure, dtype: str, tolerance: float, points: int) -> list[Way]:
+    """At the threshold certified for a tolerance and ``points`` others; says why where there is none."""
     from calm.calibration.grid import point_to_json
 
     found = artifact_of(model, measure, dtype)
@@ -104,7 +105,7 @@ def _exits(config: "ShallowConfig", dtype: str, model: "ServedModel", measure: M
         return []
     artifact, exact = found
     try:
-        certificate = artifact.certificate(config.tolerance)
+        certificate = artifact.certificate(tolerance)
         chosen = certificate.threshold if certificate.certified_below_one else None
     except CalibrationError as error:
         say(f"{measure.value}: {error}")
@@ -112,9 +113,9 @@ def _exits(config: "ShallowConfig", dtype: str, model: "ServedModel", measure: M
     return [
         Way(
             f"{measure.value} {place}", EXIT, model, artifact.policy(point), None, measure,
-            point_to_json(point), config.tolerance if exact and point == chosen else None, point == chosen,
+            point_to_json(point), tolerance if exact and point == chosen else None, point == chosen,
         )
-        for place, point in thresholds(artifact, chosen, config.points).items()
+        for place, point in thresholds(artifact, chosen, points).items()
     ]  # fmt: skip
 
 

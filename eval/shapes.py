@@ -63,7 +63,7 @@ def random_model(shape: str, max_source: int, max_target: int, seed: int = 0) ->
 
     Raises ConfigError for a shape that is none.
     """
-    from calm.models.build import build_from_scratch
+    from calm.models.build import t5_from_scratch
     from calm.models.settings import EarlyExitSettings
 
     config = shape_of(shape)
@@ -76,7 +76,7 @@ def random_model(shape: str, max_source: int, max_target: int, seed: int = 0) ->
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = build_from_scratch(config, word_tokenizer(config.vocab_size), settings)
+        model = t5_from_scratch(config, word_tokenizer(config.vocab_size), settings)
         with torch.no_grad():
             model.hf.lm_head.weight[: len(WORDS)] = 0.0
             torch.nn.init.normal_(model.classifier.linear.weight, std=0.1 * config.d_model**-0.5)

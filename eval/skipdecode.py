@@ -1,14 +1,17 @@
 """SkipDecode, multi-layer exit and exits by confidence: Tables 4 and 5 of arXiv 2307.02628 in shape, and the clock.
 
-    python -m eval.skipdecode checkpoint=FOLDER scheduled=[FOLDER,FOLDER] exits=FOLDER
+    python -m eval.skipdecode checkpoint=FOLDER scheduled=[FOLDER,FOLDER] exits=FOLDER [variants=[FOLDER,FOLDER]]
+    python -m eval.skipdecode merge=[A/summary.json,B/summary.json]
 
-``checkpoint`` is the model of full depth. Each of ``scheduled`` was trained with finetune.skip_schedule and is decoded
+``checkpoint`` is a model of full depth. Each of ``scheduled`` was trained with finetune.skip_schedule and is decoded
 by that schedule: side top is SkipDecode, side bottom the multi-layer exit network. ``exits`` was trained so that every
 layer speaks; its thresholds (CALM-DEC) are sought on dev, so that tokens run 1/2, 1/3, ... of the layers. Nothing is
 trained here: conf/experiment has an arm of one budget for each method. A speed-up is a ratio of layers, the first
 token's full depth counted among them; the clock is that of calm's batch decoder, plain eager torch, which has every
 method alike. There a row that has left is held until its mates have, and its skipped keys and values are filled in.
-Writes summary.json, rows.parquet (with the scores of all articles), samples.parquet and the figure.
+``variants`` are other schedules of SkipDecode (warm-up layers, decay) beside the one of ``variants_of``: an ablation,
+which no clock reads. A rerun with the same hydra.run.dir= decodes nothing again and may add ``batches``. Writes
+summary.json, tables.md, rows.parquet (with the scores of all articles), samples.parquet and the figure.
 """
 
 from collections.abc import Sequence
@@ -23,18 +26,30 @@ from calm.experiment_config import SkipDecodeConfig
 from .bleu import MISSING, bleu_signature, corpus_bleu
 from .common import Stamp, asked_of, choose_model, corpus_settings, finish, say
 from .experiment import UNFINISHED, draw
-from .skipdecode_rows import clock_row, pairs, quality_rows
-from .skipdecode_tables import Paper, table4, table5
-from .skipdecode_ways import BASE, Way, check_folders, decoder, exit_way, layers_on, opened, scheduled_ways, sought
-from .tables import aligned
+from .skipdecode_rows import ablation, clock_row, pairs, quality_rows, slot_rows
+from .skipdecode_tables import Paper, ablation_table, table4, table5
+from .skipdecode_ways import (
+    BASE,
+    VARIANT,
+    Way,
+    check_folders,
+    check_variants,
+    decoder,
+    exit_way,
+    layers_on,
+    opened,
+    scheduled_ways,
+    sought,
+)
+from .tables import aligned, markdown
 from .trials import Ledger, Row, Trial
 from .way_clock import clock_rows
 
 if TYPE_CHECKING:
     from calm.records import Example
 
-UNIMPORTANT = ("checkpoint", "scheduled", "exits", "paper", "paper_model", "speedups", "batches", "attempts",
-               "allow_noisy", "bootstrap")  # fmt: skip
+UNIMPORTANT = ("checkpoint", "scheduled", "variants", "variants_of", "merge", "exits", "paper", "paper_model",
+               "speedups", "batches", "slots", "attempts", "allow_noisy", "bootstrap")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,6 +63,11 @@ class Asked:
 
 def run(config: SkipDecodeConfig, run_dir: Path) -> int:
     stamp, paper = Stamp("eval.skipdecode", config), Paper(config.paper, config.paper_model)
+    if config.merge:
+        from .skipdecode_merge import merged
+
+        finish({**stamp.values(), **merged(config.merge)}, run_dir)
+        return 0
     folder = choose_model(config.checkpoint)
     import torch
 
@@ -57,14 +77,17 @@ def run(config: SkipDecodeConfig, run_dir: Path) -> int:
 
     scheduled = [choose_model(each) for each in config.scheduled]
     exits = None if config.exits is None else choose_model(config.exits)
-    folders = [*scheduled, *([] if exits is None else [exits])]
+    variants = [choose_model(each) for each in config.variants]
+    folders = [*scheduled, *variants, *([] if exits is None else [exits])]
     check_folders(folder, folders)
     layers = opened(folder).num_layers
     ways = [Way(BASE, 1, folder, Full(), float(layers)), *scheduled_ways(scheduled)]
+    ways += scheduled_ways(variants, variants=True)
+    check_variants(config, ways)
     corpus, dev, articles = corpus_of(config, folder)
     told = {
         "models": [hash_files(each, MODEL_FILES) for each in (folder, *folders)],
-        "schedules": [opened(each).settings.skip_schedule for each in scheduled],
+        "schedules": [opened(each).settings.skip_schedule for each in (*scheduled, *variants)],
         "bleu": bleu_signature(),
         "rows_hash": hash_rows([*dev, *articles]),
         "code": code_version(),
@@ -87,15 +110,17 @@ def run(config: SkipDecodeConfig, run_dir: Path) -> int:
     timed = [row for row in found.rows if row["kind"] == "clock"]
     keep(run_dir, answered, timed)
     rows, clocks = quality_rows(config, answered, paper), [clock_row(row) for row in timed]
-    say("\n".join(aligned(table4(rows, clocks), left=1)))
-    say()
-    say("\n".join(aligned(table5(rows, paper), left=1)))
+    varied = ablation(config, ways, answered)
+    show(run_dir, [table4(rows, clocks), table5(rows, paper), *([ablation_table(varied)] if varied else [])])
     summary: dict[str, Any] = {
         **stamp.values(), "checkpoint": str(folder), "scheduled": [str(each) for each in scheduled],
+        "variants": [str(each) for each in variants],
         "exits": None if exits is None else str(exits), "corpus": corpus, "articles": len(articles), **told,
         "num_layers": layers, "measure": config.measure.value,
         "paper": {"corpus": paper.corpus, "model": paper.model}, "noisy": any(row["noisy"] for row in timed),
-        "rows": rows, "clocks": clocks, "pairs": pairs(config, answered), "failed": {**failed, **found.failed},
+        "rows": rows, "clocks": clocks, "pairs": pairs(config, answered),
+        "variants_of": config.variants_of, "ablation": varied,
+        "slots": slot_rows(config, ways, answered), "failed": {**failed, **found.failed},
     }  # fmt: skip
     if rows:
         summary["figures"] = draw("skipdecode", summary, run_dir)
@@ -139,11 +164,12 @@ def trials(asked: Asked) -> list[Trial]:
         )
         for way in asked.ways
     ]
-    together = hash_json([way.values() for way in asked.ways])[:12]  # a clock is of all that took turns
+    timed = [way for way in asked.ways if way.method != VARIANT]
+    together = hash_json([way.values() for way in timed])[:12]  # a clock is of all that took turns
     clocks = [
         Trial(
             {"kind": "clock", "batch": batch, "ways": together},
-            lambda b=batch: timed_at(asked, b),  # type: ignore[misc]
+            lambda b=batch: timed_at(asked, timed, b),  # type: ignore[misc]
         )
         for batch in asked.config.batches
     ]
@@ -165,12 +191,13 @@ def answered_by(asked: Asked, way: Way) -> Row:
         "tokens": depth["tokens"],
         "finished": sum(trace.finished for trace in traces) / len(traces),
         "bleu": corpus_bleu(texts, references),
+        "lengths": [len(trace.tokens) for trace in traces],
         "scores": [float(score) for score in rouge_l_many(texts, references)],
     }
 
 
-def timed_at(asked: Asked, batch: int) -> list[Row]:
-    """Every way in turn on one batch of articles, EOS ignored; the layers that its tokens ran in the time counted.
+def timed_at(asked: Asked, ways: Sequence[Way], batch: int) -> list[Row]:
+    """Each of ``ways`` in turn on one batch of articles, EOS ignored; the layers its tokens ran in the time counted.
 
     Raises:
         CalmError: as clock_rows does.
@@ -191,8 +218,14 @@ def timed_at(asked: Asked, batch: int) -> list[Row]:
         counted = [each for trace in traces for each in trace.own_layers[config.few :]]
         return sum(counted) / len(counted)
 
-    found = clock_rows([contender(way) for way in asked.ways], config, f"batch {batch}")
-    return [{**row, "layers": layers(way)} for row, way in zip(found, asked.ways, strict=True)]
+    found = clock_rows([contender(way) for way in ways], config, f"batch {batch}")
+    return [{**row, "layers": layers(way)} for row, way in zip(found, ways, strict=True)]
+
+
+def show(run_dir: Path, tables: Sequence[list[list[str]]]) -> None:
+    """On the terminal, and as ``tables.md``."""
+    say("\n\n".join("\n".join(aligned(table, left=1)) for table in tables))
+    (run_dir / "tables.md").write_text("\n".join(markdown(table) for table in tables), encoding="utf-8")
 
 
 def keep(run_dir: Path, answered: dict[str, Row], timed: Sequence[Row]) -> None:

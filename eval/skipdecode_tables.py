@@ -85,5 +85,26 @@ def table5(rows: Sequence[Mapping[str, Any]], paper: Paper) -> list[list[str]]:
     return [["ROUGE-L (paper)", *(f"{speedup}x" for speedup in speedups)], *body]
 
 
+def ablation_table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """A line for each schedule of an ablation; differences are to the first, SkipDecode as it stands."""
+    head = ["decay", "layers from", "to", "warm-up", "layers", "ROUGE-L [95 %]", "BLEU", "ROUGE-L gained [95 %]"]
+    body = [
+        [
+            row["decay"] + (f" {row['power']:g}" if row["decay"] == "power" else ""),
+            str(row["max_layers"]),
+            str(row["min_layers"]),
+            str(row["warmup_layers"]),
+            _shown(row["layers"], 2),
+            f"{row['rouge_l']:.4f} [{row['rouge_l_low']:.4f}, {row['rouge_l_high']:.4f}]",
+            _shown(row["bleu"], 4),
+            ""
+            if place == 0
+            else f"{row['rouge_l_gained']:.4f} [{row['rouge_l_gained_low']:.4f}, {row['rouge_l_gained_high']:.4f}]",
+        ]
+        for place, row in enumerate(rows)
+    ]
+    return [head, *body]
+
+
 def _shown(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from calm.config import Measure
 from calm.errors import ConfigError
-from calm.layer_schedule import LayerSchedule, Side
+from calm.experiment_config import SkipDecodeConfig
+from calm.layer_schedule import Decay, LayerSchedule, Side
 from calm.thresholds import ThresholdSchedule
 
 from .trials import Row
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from calm.policies import Policy
     from calm.records import Example
 
-BASE, SKIP, BOTTOM, CALM = "base", "skipdecode", "multi_layer_exit", "calm_dec"
+BASE, SKIP, BOTTOM, CALM, VARIANT = "base", "skipdecode", "multi_layer_exit", "calm_dec", "variant"
 METHODS = (SKIP, BOTTOM, CALM)  # in the order of Table 5
 _OF_SIDE = {Side.top: SKIP, Side.bottom: BOTTOM}
 
@@ -29,7 +30,8 @@ class Way:
     """One way of decoding.
 
     Attributes:
-        method: base (full depth of the model that the others start from), skipdecode, multi_layer_exit or calm_dec.
+        method: base (full depth of a model that learnt nothing else), skipdecode, multi_layer_exit, calm_dec, or
+            variant, a schedule that stands beside one of skipdecode.
         speedup: nominal, in layers; 1 is full depth.
         nominal: layers a generated token by which it is called so; None of a threshold that is sought.
     """
@@ -42,8 +44,18 @@ class Way:
     threshold: float | None = None
 
     @property
+    def schedule(self) -> LayerSchedule | None:
+        """Its layers by position; None where none are given."""
+        return getattr(self.policy, "schedule", None) if self.method in (SKIP, BOTTOM, VARIANT) else None
+
+    @property
     def name(self) -> str:
-        return f"{self.method}-{self.speedup}x"
+        """``skipdecode-3x``; of a variant its schedule, as in ``variant-linear-3-2-warmup-0``."""
+        given = self.schedule
+        if self.method != VARIANT or given is None:
+            return f"{self.method}-{self.speedup}x"
+        decay = given.decay.value + (f"-{given.power:g}" if given.decay is Decay.power else "")
+        return f"{VARIANT}-{decay}-{given.max_layers}-{given.min_layers}-warmup-{given.warmup_layers}"
 
     def values(self) -> dict[str, Any]:
         """Columns of its rows."""
@@ -94,27 +106,38 @@ def check_folders(base: Path, others: Sequence[Path]) -> None:
             raise ConfigError(f"{folder} has another tokenizer than {base}")
 
 
-def scheduled_ways(folders: Sequence[Path]) -> list[Way]:
-    """A way for each folder, by method and speed-up.
+def scheduled_ways(folders: Sequence[Path], variants: bool = False) -> list[Way]:
+    """A way for each folder, by method and speed-up; of ``variants`` by schedule.
 
     Raises:
-        ConfigError: a folder without a schedule, or two for one speed-up of a method.
+        ConfigError: a folder without a schedule, two of one name, or a variant that is no SkipDecode.
     """
     from calm.policies import SkipSchedule
 
     found: list[Way] = []
     for folder in folders:
         schedule = schedule_of(folder)
+        asked = "variants" if variants else "scheduled"
         if schedule is None:
-            raise ConfigError(f"scheduled: {folder} was not trained with finetune.skip_schedule")
+            raise ConfigError(f"{asked}: {folder} was not trained with finetune.skip_schedule")
+        if variants and schedule.side is not Side.top:
+            raise ConfigError(f"variants: {folder} was trained with side={schedule.side.value}, and top is compared")
         nominal = schedule.mean_layers()
         speedup = max(1, round(opened(folder).num_layers / nominal))
-        way = Way(_OF_SIDE[schedule.side], speedup, folder, SkipSchedule(schedule), nominal)
+        method = VARIANT if variants else _OF_SIDE[schedule.side]
+        way = Way(method, speedup, folder, SkipSchedule(schedule), nominal)
         other = next((each for each in found if each.name == way.name), None)
         if other is not None:
-            raise ConfigError(f"scheduled: {other.folder} and {folder} are both {way.name}; give one of them")
+            raise ConfigError(f"{asked}: {other.folder} and {folder} are both {way.name}; give one of them")
         found.append(way)
-    return sorted(found, key=lambda way: (METHODS.index(way.method), way.speedup))
+    return found if variants else sorted(found, key=lambda way: (METHODS.index(way.method), way.speedup))
+
+
+def check_variants(config: SkipDecodeConfig, ways: Sequence[Way]) -> None:
+    """Raise ConfigError where variants stand beside nothing."""
+    reference = f"{SKIP}-{config.variants_of}x"
+    if config.variants and reference not in {way.name for way in ways}:
+        raise ConfigError(f"variants: no folder of scheduled= is {reference}; give it, or another variants_of=")
 
 
 def exit_way(folder: Path, speedup: int, measure: Measure, threshold: float) -> Way:

@@ -52,7 +52,7 @@ def run(config: Table1Config, run_dir: Path) -> int:
 
     spec = DecodeSpec(
         str(folder), device, dtype, config.decoder, config.batch_size, config.backfill, head=config.head,
-        head_k=config.head_k, **choose_runner(config.decoder, config.runner, device), weights=config.weights,
+        head_k=config.head_k, **choose_runner(config.decoder, config.runner, device, folder), weights=config.weights,
         cross_kv=config.cross_kv, make=decoder_maker(config.decoder), record_confidences=True,
     )  # fmt: skip
     bars = Bars()
@@ -121,10 +121,12 @@ def decode_rows(
 def _plan(config: Table1Config, folder: Path, model: "SpeakingModel", dtype: str) -> tuple["Plan", dict[str, Any]]:
     from calm.calibration import ModelIdentity, load_artifacts
     from calm.calibration.artifact import served_as
+    from calm.models.settings import need_exits
     from calm.papers import given_thresholds
 
     from .rows import plan_rows
 
+    need_exits(model.settings, "eval.table1")
     corpus = corpus_settings(config.data, model.settings.data).name
     chosen = {**given_thresholds(corpus, _name(model)), **config.given}
     given = {name: value for name, value in chosen.items() if value is not None}

@@ -47,8 +47,10 @@ def run(config: ThresholdsConfig, run_dir: Path) -> int:
     from calm.calibration import ModelIdentity, hash_rows
     from calm.calibration.identity import code_version
     from calm.models.folder import load
+    from calm.models.settings import need_exits
 
     model = load(folder, "cpu")  # decoders open their own
+    need_exits(model.settings, "eval.thresholds")
     corpus, splits = articles_of_splits(config, model)
     dev, articles = splits["dev"], [*splits["calibration"], *splits["test"]]
     measures = known_measures(config, model)

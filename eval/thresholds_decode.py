@@ -105,7 +105,7 @@ class Decoders:
             head=head,
             head_k=wanted.head_k,
             rule=BatchRule.compact if engine else BatchRule.own,  # the same tokens sooner
-            **choose_runner(wanted.decoder, wanted.runner, self.device),
+            **choose_runner(wanted.decoder, wanted.runner, self.device, self.folder),
             make=decoder_maker(wanted.decoder),
         )
 

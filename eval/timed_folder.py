@@ -21,6 +21,7 @@ from .workload import LIVE, Entry, Workload, engine_options, folder_workload
 
 if TYPE_CHECKING:
     from calm.calibration import Artifact
+    from calm.drafting import Draft
     from calm.policies import Policy
     from serve.accounting import StepRecord
     from serve.engine import Engine
@@ -94,7 +95,7 @@ def certified_way(
         fitting = [
             each
             for each in artifacts
-            if _fits(each, numbers)
+            if _fits(each, numbers, folder)
             and measure in (None, each.measure)
             and any(isclose(c.tolerance, tolerance) and c.certified_below_one for c in each.certificates)
         ]
@@ -107,12 +108,13 @@ def certified_way(
     )
 
 
-def _fits(artifact: "Artifact", dtype: str) -> bool:
+def _fits(artifact: "Artifact", dtype: str, folder: Path) -> bool:
     """Whether it speaks of answers by this processor's own runner with the full head."""
     from calm.calibration.identity import arithmetic
+    from calm.models.folder import is_decoder_only
     from serve.backend import pick, runner_kernels
 
-    runner = pick(RunnerName.auto, "cpu")
+    runner = pick(RunnerName.auto, "cpu", decoder_only=is_decoder_only(folder))
     if dtype == "int8" and runner is not RunnerName.native:
         return False
     numbers, weights = served_numbers(dtype)
@@ -194,18 +196,23 @@ def round_of(answers: "Sequence[Answer]", records: "Sequence[StepRecord]") -> Ro
 
 @dataclass
 class Turns:
-    """A way of decoding on its engine; answers the first ``n`` sources and remembers what all of them brought."""
+    """A way of decoding on its engine; answers the first ``n`` sources and remembers what all of them brought.
+
+    ``policy`` None with a ``draft``: full depth, speculatively.
+    """
 
     engine: "Engine"
     sources: Sequence[list[int]]
-    policy: "Policy"
+    policy: "Policy | None"
+    draft: "Draft | None" = None
     rounds: list[Round] = field(default_factory=list)
     answers: "list[Answer]" = field(default_factory=list)
 
     def __call__(self, n: int) -> None:
         history: deque[StepRecord] = deque()  # the engine's own forgets after 4096 steps
         self.engine.clock.history = history
-        answers = self.engine.generate(self.sources[:n], policy=self.policy)
+        asked = {"policy": self.policy} if self.draft is None else {"draft": self.draft}
+        answers = self.engine.generate(self.sources[:n], **asked)
         if n == len(self.sources):
             self.answers = answers
             self.rounds.append(round_of(answers, history))

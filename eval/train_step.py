@@ -36,7 +36,7 @@ from calm.config import ExitLoss, FinetuneConfig, Precision, ShapeConfig, StepSh
 from calm.device import choose_device
 from calm.environment import environment
 from calm.losses import layer_losses
-from calm.models.build import build_from_scratch
+from calm.models.build import t5_from_scratch
 from calm.models.settings import EarlyExitSettings
 from calm.models.t5 import EarlyExitT5
 from calm.progress import Progress
@@ -109,7 +109,7 @@ def word_tokenizer(size: int) -> PreTrainedTokenizerBase:
 def build(case: Case, device: torch.device, seed: int) -> EarlyExitT5:
     torch.manual_seed(seed)
     settings = EarlyExitSettings(exit_layers=list(range(1, case.shape.num_decoder_layers)))
-    model = build_from_scratch(case.shape, word_tokenizer(case.shape.vocab_size), settings)
+    model = t5_from_scratch(case.shape, word_tokenizer(case.shape.vocab_size), settings)
     return model.to(device).train()
 
 

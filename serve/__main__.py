@@ -42,6 +42,9 @@ def run(config: ServeConfig, run_dir: Path) -> int:
         runner=config.runner,
         weights=weights,
         cross_kv=config.cross_kv,
+        block_size=config.block_size,
+        cache_blocks=config.cache_blocks,
+        preempt=config.preempt,
         on_drift=config.on_drift,
         requests_per_alarm=config.requests_per_alarm,
     )

@@ -7,7 +7,6 @@ knows only what is named here.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,6 +20,8 @@ from calm.models.base import DecoderSpec
 from calm.rules import Rule
 
 from .accounting import Clock
+from .bands import Bands, EagerBands
+from .causal_runner import CausalRunner
 from .exits import Exits
 from .graph.machine import GraphMachine
 from .graph.ops import Parts, TorchOps
@@ -29,16 +30,20 @@ from .graph.stepping import CudaCapture, branches, called
 from .graph.wave import GraphWave
 from .heads import make_head
 from .model import ServedModel
+from .native.bands import NativeBands
 from .native.build import NativeError, available, instructions, kernels, library
 from .native.encoder import NativePrefill
 from .native.machine import NativeMachine
+from .native.rounds import NativeRounds
 from .native.slots import NativeSlots
-from .native.views import INT8
+from .native.views import INT8, LANES
 from .native.wave import NativeWave
 from .native.weights import KINDS, check_served
 from .options import EngineOptions
+from .paged import PagedSlots, Pages
 from .prefill import Prefill
 from .requests import Row
+from .rounds import EagerRounds, Rounds
 from .runner import EagerRunner
 from .slots import Slots
 from .wave import EngineWave, Machine
@@ -56,6 +61,9 @@ class Backend:
         prefill: sources -> cross K/V.
         machine: what waves are made with.
         wave: (rule, rows, bucket or None) -> a wave at layer 0; a native one has no bucket.
+        rounds: of rows that draft; None: nobody can.
+        most_drafted: words in one round.
+        bands: of rows with a schedule of layers; None: nobody can have one.
     """
 
     name: RunnerName
@@ -64,19 +72,27 @@ class Backend:
     prefill: Any
     machine: Any
     wave: MakeWave
+    rounds: Rounds | None = None
+    most_drafted: int = LANES - 1
+    bands: Bands | None = None
 
 
-def pick(runner: RunnerName, device: str, spec: DecoderSpec | None = None) -> RunnerName:
+def pick(runner: RunnerName, device: str, spec: DecoderSpec | None = None, *, decoder_only: bool = False) -> RunnerName:
     """``auto`` is graph for a GPU, native for a CPU with AVX-512 that can compile it, and else eager.
+
+    Decoder-only models have the eager runner alone.
 
     Args:
         spec: whether the compiled step knows this decoder is asked too.
+        decoder_only: of the model.
 
     Raises:
         NativeError: native was asked for and cannot be had.
     """
     if runner in (RunnerName.eager, RunnerName.graph):
         return runner
+    if runner is RunnerName.auto and decoder_only:
+        return RunnerName.eager
     if runner is RunnerName.auto and device == "cuda":
         return RunnerName.graph
     try:
@@ -99,14 +115,19 @@ def chosen(model: ServedModel, options: EngineOptions) -> RunnerName:
     """The runner of an engine.
 
     Raises:
-        ConfigError: int8 without the native runner; what the graph runner does not offer.
+        ConfigError: int8 without the native runner; what the graph runner does not offer; a paged cache's options where
+            there is none.
         NativeError: as ``pick``.
     """
-    name = pick(options.runner, model.device.type, model.spec)
+    name = pick(options.runner, model.device.type, model.spec, decoder_only=not model.spec.cross_attention)
     for what in ("weights", "cross_kv"):
         if name is not RunnerName.native and getattr(options, what) is Weights.int8:
             raise ConfigError(f"{what}=int8 needs runner=native, and this engine's is {name.value}")
+    if model.spec.cross_attention and options.cache_blocks is not None:
+        raise ConfigError("cache_blocks is for decoder-only models; an encoder-decoder's slots are max_batch")
     if name is RunnerName.graph:
+        if not model.spec.cross_attention:
+            raise ConfigError("runner=graph has no decoder without cross-attention; use runner=eager")
         if options.rule is BatchRule.rebatch:
             raise ConfigError("rule=rebatch parks rows between layers, which runner=graph cannot; choose rule=compact")
         if options.head is not Head.full:
@@ -147,8 +168,7 @@ def decoding_identity(model: ServedModel, options: EngineOptions) -> ModelIdenti
 
 
 def _eager(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clock) -> Backend:
-    slots = Slots(model.spec, options.max_batch, model.max_target, model.max_source, model.device, options.poison)
-    runner = EagerRunner(model.spec, slots)
+    slots, runner = _eager_memory(model, options)
     machine = Machine(
         runner=runner,
         exits=exits,
@@ -166,7 +186,20 @@ def _eager(model: ServedModel, options: EngineOptions, exits: Exits, clock: Cloc
         _torch_prefill(model, options),
         machine,
         lambda rule, rows, bucket: EngineWave(machine, rule, rows, bucket),
+        EagerRounds(machine, model.spec.eos_token_id),
+        bands=EagerBands(machine),
     )
+
+
+def _eager_memory(model: ServedModel, options: EngineOptions) -> tuple[Slots | PagedSlots, EagerRunner | CausalRunner]:
+    """Whole slots for a decoder that reads an encoder; a decoder-only model's cache is paged."""
+    spec, count, lengths = model.spec, options.max_batch, (model.max_target, model.max_source)
+    if spec.cross_attention:
+        slots = Slots(spec, count, *lengths, model.device, options.poison)
+        return slots, EagerRunner(spec, slots)
+    pages = Pages(options.block_size, options.cache_blocks)
+    paged = PagedSlots(spec, count, *lengths, model.device, pages, options.poison)
+    return paged, CausalRunner(spec, paged)
 
 
 def _native(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clock) -> Backend:
@@ -191,6 +224,8 @@ def _native(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clo
         _native_prefill(model, options, kind),
         machine,
         lambda rule, rows, bucket: NativeWave(machine, rows),
+        NativeRounds(machine, model.spec.eos_token_id, options.max_batch),
+        bands=NativeBands(machine),
     )
 
 
@@ -245,8 +280,12 @@ def _step_ops(parts: Parts, most: int) -> TorchOps:
 
 
 def _torch_prefill(model: ServedModel, options: EngineOptions) -> Prefill:
-    cross = partial(cross_kv, model.spec)
-    return Prefill(model.encode, cross, options.prefill_rows, options.source_multiple, model.max_source, model.device)
+    def encoded(ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        assert model.encode is not None
+        return cross_kv(model.spec, model.encode(ids, mask))
+
+    read = model.read or encoded
+    return Prefill(read, options.prefill_rows, options.source_multiple, model.max_source, model.device)
 
 
 def _native_prefill(model: ServedModel, options: EngineOptions, kind: int) -> Prefill | NativePrefill:

@@ -104,12 +104,21 @@ class MadeUp:
         self.num_layers, self._vocabulary = spec.num_layers, spec.vocab_size
         self._noise = torch.Generator().manual_seed(0)
         self._taken: list[int] = []
+        self._source: tuple[Tensor, ...] = ()
         if max_source is not None:
-            shape = (spec.num_layers, spec.num_heads, max_source, spec.d_kv)
+            length = min(max_source, slots.longest_source(slots.max_target, slots.count))
+            shape = (spec.num_layers, spec.num_kv_heads, length, spec.d_kv)
             self._source = (torch.randn(shape, generator=self._noise).to(like),) * 2
-            for _ in range(slots.count):
-                self._taken.append(slots.take())
-                slots.put_source(self._taken[-1], *self._source)
+            if slots.prompted:
+                self._source += (torch.randn(spec.d_model, generator=self._noise).to(like),)
+            self._taken = [self._seated() for _ in range(slots.count)]
+
+    def _seated(self) -> int:
+        """A slot with the source in it, and room for any position."""
+        slot: int = self.slots.take()
+        self.slots.put_source(slot, *self._source)
+        self.slots.grow(slot, self.slots.max_target - 1)
+        return slot
 
     def close(self) -> None:
         for slot in self._taken:
@@ -154,7 +163,7 @@ class MadeUp:
             row.answer(to_text, self.num_layers)
 
         def admit() -> None:
-            slots.put_source(slots.take(), *self._source)
+            self._seated()
             self.exits.put(last, policy, row.id)
 
         def move() -> None:
@@ -177,7 +186,7 @@ class Bench(MadeUp):
     def __init__(self, machine: Machine, max_source: int | None = None) -> None:
         spec, slots = machine.runner.spec, machine.runner.slots
         self._asked = _Asked(spec, sorted(machine.checked), slots.count, slots.max_target, machine.exits.depths.device)
-        super().__init__(spec, slots, self._asked, Tape(machine.clock.now), slots.cross_keys, max_source)
+        super().__init__(spec, slots, self._asked, Tape(machine.clock.now), slots.keys, max_source)
         self.machine = replace(machine, clock=self.tape, exits=self.exits)
 
     def wave(self, rule: Rule, count: int, depths: Sequence[int] | None = None, gathered: bool = False) -> EngineWave:

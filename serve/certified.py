@@ -35,13 +35,19 @@ class Certificates:
         artifacts: all of the folder.
         identity: how the engine decodes: dtype, head, exit layers, lengths.
         rule: its batch rule.
+        usual: the policy of requests that ask for nothing.
         drift: may hand out a safer threshold than the one for a tolerance.
     """
 
     def __init__(
-        self, artifacts: Sequence[Artifact], identity: ModelIdentity | None, rule: BatchRule, drift: Drift | None = None
+        self,
+        artifacts: Sequence[Artifact],
+        identity: ModelIdentity | None,
+        rule: BatchRule,
+        drift: Drift | None = None,
+        usual: Policy | None = None,
     ) -> None:
-        self._drift = drift or Drift()
+        self._drift, self._usual = drift or Drift(), usual or Full()
         self._artifacts = list(artifacts) if identity is None else served_as(artifacts, identity)
         self._foreign = {a.name: a.identity.differences(identity) if identity else [] for a in self._artifacts}
         self._row_exact = rule in ROW_EXACT
@@ -89,8 +95,10 @@ class Certificates:
     def _policy(self, options: RequestOptions) -> tuple[Policy, Watch | None]:
         if options.policy is not None:
             return options.policy, None
-        if options.threshold is None and options.tolerance is None:
+        if options.draft is not None:
             return Full(), None
+        if options.threshold is None and options.tolerance is None:
+            return self._usual, None
         measure = None if options.measure is None else _measure(options.measure)
         artifact = choose_artifact(self._artifacts, options.consistency, measure, options.tolerance)
         if options.threshold is not None:

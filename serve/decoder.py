@@ -71,6 +71,9 @@ def trace_of(answer: Answer) -> DecodeTrace:
         backfilled_layers=answer.backfilled_layers,
         confidences=answer.confidences,
         finished=answer.reason.value == "eos",
+        rounds=answer.rounds,
+        drafted=answer.drafted,
+        accepted=answer.accepted,
     )
 
 

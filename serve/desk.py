@@ -117,7 +117,7 @@ class Desk:
         step = self._stepped()
         self._parked = step.record.parked if step.record is not None else 0
         now = time.perf_counter()
-        for name, _ in step.tokens:
+        for name in dict.fromkeys(name for name, _ in step.tokens):
             one = self._open[name]
             self._speak(one) if one.submit.pieces else self._note(one, now)
         for answer in step.answers:
@@ -217,26 +217,27 @@ class Desk:
         except Exception as error:
             self._engine.fail(row.id, error)
             return
-        one.tokens = len(row.tokens)
         self._count(one, row)
         self._events.append(Spoke(row.id, text[one.chars :], tuple(row.tokens[begin:]), tuple(row.emission[begin:])))
         one.chars = len(text)
 
     def _note(self, one: Open, now: float) -> None:
-        """Of a row whose pieces nobody wants: its token costs a step next to nothing."""
+        """Of a row whose pieces nobody wants: its tokens cost a step next to nothing."""
         assert one.row is not None
+        fresh = one.row.emission[one.tokens :]
         self._count(one, one.row)
-        self._layers.append(one.row.emission[-1])
+        self._layers += fresh
         if one.spoke:
-            self._gaps.append(now - one.spoke)
+            self._gaps += [(now - one.spoke) / len(fresh)] * len(fresh)
         one.spoke = now
 
     def _count(self, one: Open, row: Row) -> None:
-        """Add a row's newest token to the sums; a step brings it one."""
-        layers, layer = self._engine.model.spec.num_layers, row.emission[-1]
-        self._executed += row.executed[-1]
-        self._skipped += layers - layer
-        self._backfilled += layer < layers
+        """Add a row's newest tokens to the sums: one a step, or several of a round."""
+        layers, fresh = self._engine.model.spec.num_layers, row.emission[one.tokens :]
+        self._executed += sum(row.executed[one.tokens :])
+        self._skipped += sum(layers - layer for layer in fresh)
+        self._backfilled += sum(layer < layers for layer in fresh) if row.fills else 0
+        one.tokens = len(row.tokens)
         self._rebatches += row.parked - one.parked
         one.parked = row.parked
 
@@ -258,6 +259,8 @@ class Desk:
                 emission_layers=answer.emission_layers,
                 executed_layers=answer.executed_layers,
                 involuntary=answer.involuntary,
+                drafted=answer.drafted,
+                accepted=answer.accepted,
                 timing=replace(answer.timing, arrived=one.submit.arrived),
                 expired=one.expired,
                 error=FAILED if failed else "",
@@ -277,4 +280,7 @@ class Desk:
             backfilled_tokens=self._backfilled,
             rebatches=self._rebatches,
             drift=self._drift,
+            blocks=engine.slots.num_blocks,
+            blocks_used=engine.slots.num_blocks_used,
+            preemptions=engine.preemption.count,
         )

@@ -20,11 +20,14 @@ import torch
 from torch import Tensor
 
 from calm.cost import CostTable
+from calm.drafting import Draft, accepted
 from calm.errors import CalmError, ConfigError, DataError
-from calm.rules import Rule, next_parked
+from calm.policies import Policy, SkipSchedule, Static
+from calm.rules import ROW_EXACT, Rule, next_parked
 
 from .accounting import Clock, StepRecord
 from .backend import decoding_identity, make_backend
+from .bands import bands_of
 from .certified import Certificates
 from .choice import RuleChoice
 from .drift import Drift, Reference
@@ -34,8 +37,11 @@ from .intake import Intake, Source
 from .measure import measure, measure_check, setting_of
 from .model import ServedModel, served
 from .options import EngineOptions, RequestOptions
+from .preempt import Preemption
 from .prefill import CrossCache, CrossKV, source_key
+from .prompts import first_words
 from .requests import Answer, Reason, Row, Status, one_line
+from .rounds import Round
 from .sampling import choose
 from .scheduler import Waiting
 from .wave import Spoken
@@ -91,10 +97,13 @@ class Engine:
         backend = make_backend(self.model, options, self.clock)
         self.slots, self.prefill, self.machine = backend.slots, backend.prefill, backend.machine
         self._exits, self._new_wave, self.runner_name = backend.exits, backend.wave, backend.name
-        self.cross_cache = CrossCache(options.cross_cache_rows, options.cross_cache_bytes)
+        self.rounds, self._most_drafted, self.bands = backend.rounds, backend.most_drafted, backend.bands
+        self.preemption = Preemption(options.preempt, self.slots, self.machine)
+        most = self.slots.held_bytes if options.cross_cache_bytes is None else options.cross_cache_bytes
+        self.cross_cache = CrossCache(options.cross_cache_rows, most)
         identity = decoding_identity(self.model, options)
         self.drift = Drift(options.on_drift, options.requests_per_alarm, options.drift_patience)
-        self.certificates = Certificates(self.model.artifacts, identity, options.rule, self.drift)
+        self.certificates = Certificates(self.model.artifacts, identity, options.rule, self.drift, self.model.usual)
         self._intake = Intake(self.model)
         self._waiting = Waiting(options.max_waiting)
         self._running: list[Row] = []
@@ -127,7 +136,16 @@ class Engine:
         limit = self._intake.limit(asked)
         resolved = self.certificates.resolve(asked, limit)
         self._intake.check(resolved.policy, name)
+        if asked.draft is not None:
+            if self.rounds is None:
+                raise ConfigError(f"draft needs runner=native or eager, and this engine's is {self.runner_name.value}")
+            self._intake.check_draft(asked.draft, self._most_drafted)
+        if isinstance(resolved.policy, SkipSchedule) and self.bands is None:
+            raise ConfigError(
+                f"policy skip_schedule needs runner=native or eager, and this engine's is {self.runner_name.value}"
+            )
         ids = self._intake.ids(source, asked.truncate)
+        self.slots.check(len(ids), limit)
         row = Row(
             id=name,
             number=self._arrivals,
@@ -138,6 +156,7 @@ class Engine:
             watch=resolved.watch,
             limit=limit,
             next_input=self.model.spec.start_token_id,
+            fills=self._fills(resolved.policy),
             key=source_key(ids),
         )
         self._waiting.add(row)
@@ -157,6 +176,12 @@ class Engine:
         """The state of a request whose answer has not been given yet; its owner may read it and go on reading it."""
         return self._rows.get(name)
 
+    def _fills(self, policy: Policy) -> bool:
+        """Whether layers above a token's are filled in; see Exits."""
+        if isinstance(policy, SkipSchedule):
+            return False
+        return not isinstance(policy, Static) or self.options.rule not in ROW_EXACT
+
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
@@ -174,19 +199,26 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> Step:
-        """Admit who fits, take one wave through the layers, end who is done."""
+        """Admit who fits, take one wave through the layers and rows that draft through a round, end who is done."""
         if not self.has_work:
             return Step([], [], None)
         self.clock.begin()
+        self._make_room()
         admitted, calls = self._admit()
         rows, said, rule = len(self._running), [], None
-        if self._running:
+        drafting = [row for row in self._decoding() if row.options.draft is not None]
+        if climbing := self._climbing():
             self.clock("schedule")
-            rule = self._choice.rule(rows, bool(self._parked), [measure for measure, _ in self._exits.present])
+            rule = self._choice.rule(len(climbing), bool(self._parked), [measure for measure, _ in self._exits.present])
             self.clock("choice")
             spoken = self._wave(rule)
             self._choice.saw(spoken.crossing, [row.number for row in spoken.rows])
             said = self._take(spoken)
+        for draft in dict.fromkeys(row.options.draft for row in drafting if row.options.draft is not None):
+            said += self._hear(self._drafted([row for row in drafting if row.options.draft == draft], draft))
+        for layers, band in bands_of(self._decoding(), self.model.spec.num_layers).items():
+            said += self._banded(band, layers)
+        said += self._first_words()
         parked = sum(wave.size for wave in self._parked)
         answers = self._answers()
         record = self.clock.end(rows, len(said), rule.name if rule else None, parked, admitted, calls)
@@ -262,15 +294,29 @@ class Engine:
 
     # the parts of a step
 
+    def _make_room(self) -> None:
+        """Where slots grow: room for what each running row writes next, or the newest rows go back to the queue."""
+        if not self.slots.grows:
+            return
+        for row in self.preemption.victims(self._running):
+            self.preemption.keep(row)
+            self._vacate(row)
+            row.slot, row.status = -1, Status.waiting
+            self._waiting.put_back([row])
+
     def _admit(self) -> tuple[int, int]:
         """Fill free slots from the queue, first come first served; returns admitted rows and encoder calls."""
         admitted = calls = 0
         while self.slots.free and self._waiting:
-            known = self._waiting.first.key in self.cross_cache
+            first = self._waiting.first
+            room = self.slots.room(first.length + first.reach, self.prefill.alike(first.length))
+            if not room:
+                break
+            known = self.preemption.has(first) or first.key in self.cross_cache
             if not known and calls == self.options.prefill_calls:
                 break  # decoding rows do not wait for more than this
             calls += 0 if known else 1
-            room = min(self.options.prefill_rows, self.slots.free)
+            room = min(self.options.prefill_rows, room)
             group = self._waiting.group(room, self.prefill.alike, self.cross_cache)
             self.clock("schedule")
             try:
@@ -285,8 +331,10 @@ class Engine:
         """Give a row its slot; one for which that raises fails alone. Whether it is running now."""
         slot = self.slots.take()
         try:
-            self._heed_drift(row)
+            if not row.tokens:
+                self._heed_drift(row)
             self.slots.put_source(slot, *kv)
+            self.preemption.back(row, slot)
             self._exits.put(slot, row.policy, row.id)
         except BaseException as error:
             self._exits.clear(slot)
@@ -295,7 +343,7 @@ class Engine:
                 raise
             self._fail(row, error)
             return False
-        row.slot, row.status, row.admitted = slot, Status.running, time.perf_counter()
+        row.slot, row.status, row.admitted = slot, Status.running, row.admitted or time.perf_counter()
         self._running.append(row)
         return True
 
@@ -307,7 +355,12 @@ class Engine:
         row.policy, row.certified, row.watch = resolved.policy, resolved.certified, resolved.watch
 
     def _encoded(self, rows: list[Row]) -> list[tuple[Row, CrossKV]]:
-        """Cross K/V of rows that were just taken from the queue; a row whose encoding raises fails alone."""
+        """Cross K/V of rows that were just taken from the queue; a row whose encoding raises fails alone.
+
+        Of a decoder-only model it is the prompts' own K/V; of a row that was preempted, its answer's too.
+        """
+        if self.preemption.has(rows[0]):
+            return [(rows[0], self.preemption.copy(rows[0]))]
         kept = self.cross_cache.get(rows[0].key)
         if kept is not None:
             return [(rows[0], kept)]
@@ -325,12 +378,14 @@ class Engine:
     def _wave(self, rule: Rule) -> Spoken:
         """The wave whose turn it is, taken through the layers."""
         waiting = {id(row) for wave in self._parked for row in wave.rows}
-        fresh = [row for row in self._running if id(row) not in waiting] if waiting else list(self._running)
+        fresh = [row for row in self._climbing() if id(row) not in waiting]
         resumed = next_parked(self._parked, rule, len(fresh))
         if resumed is not None:
             self._parked.remove(resumed)
         involved = fresh if resumed is None else resumed.rows
         self.clock("schedule")
+        if not involved:
+            return Spoken.nothing()
         try:
             wave = self._new_wave(rule, fresh, None) if resumed is None else resumed
             return self._up(wave, rule, self._parked, patient=resumed is None)
@@ -345,7 +400,7 @@ class Engine:
         """
         self._parked.clear()
         sound = []
-        for row in list(self._running):
+        for row in self._climbing():
             try:
                 self._climbed([row], rule, self.machine.bucket(len(rows)))
                 sound.append(row)
@@ -357,6 +412,54 @@ class Engine:
             for row in sound:
                 self._fail(row, still)
             return Spoken.nothing()
+
+    def _climbing(self) -> list[Row]:
+        """Rows whose next token is for the layers to say, one token at a time."""
+        return [
+            row for row in self._decoding() if row.options.draft is None and not isinstance(row.policy, SkipSchedule)
+        ]
+
+    def _decoding(self) -> list[Row]:
+        """Rows whose next token is not for their prompt to say."""
+        return [row for row in self._running if row.tokens] if self.slots.prompted else list(self._running)
+
+    def _drafted(self, rows: list[Row], draft: Draft) -> list[Round]:
+        """A round of these rows; where that raises, each by itself, and those for which it still does fail."""
+        assert self.rounds is not None
+        try:
+            return self.rounds(rows, draft)
+        except Exception as error:
+            if len(rows) == 1:
+                self._fail(rows[0], error)
+                return []
+            return [found for row in rows for found in self._drafted([row], draft)]
+
+    def _banded(self, rows: list[Row], layers: Sequence[int]) -> list[tuple[str, int]]:
+        """Tokens of a band; where that raises, each row by itself, and those for which it still does fail."""
+        assert self.bands is not None
+        try:
+            return self._take(self.bands(rows, layers))
+        except Exception as error:
+            if len(rows) == 1:
+                self._fail(rows[0], error)
+                return []
+            return [found for row in rows for found in self._banded([row], layers)]
+
+    def _first_words(self) -> list[tuple[str, int]]:
+        """Tokens that the prompts of rows that have none yet say; a prompt for which that raises fails alone."""
+        rows = [row for row in self._running if not row.tokens] if self.slots.prompted else []
+        if not rows:
+            return []
+        try:
+            return self._take(first_words(self.machine, rows))
+        except Exception:
+            said, bucket = [], self.machine.bucket(len(rows))
+            for row in rows:
+                try:
+                    said += self._take(first_words(self.machine, [row], bucket))
+                except Exception as own:
+                    self._fail(row, own)
+            return said
 
     def _climbed(self, rows: list[Row], rule: Rule, bucket: int | None = None) -> Spoken:
         """One wave of these rows to its end, without parking."""
@@ -370,6 +473,31 @@ class Engine:
         spoken: Spoken | None = wave.spoken
         assert spoken is not None
         return spoken
+
+    def _hear(self, rounds: list[Round]) -> list[tuple[str, int]]:
+        """Hand the words of rounds to their rows, each of them one of full depth; what follows an end is not said."""
+        said = []
+        now, layers = time.perf_counter(), self.model.spec.num_layers
+        for each in rounds:
+            row, right = each.row, accepted(each.guesses, each.words)
+            row.rounds, row.drafted = row.rounds + 1, row.drafted + len(each.guesses)
+            try:
+                for place, token in enumerate(each.words[: right + 1]):
+                    if token == NOTHING:
+                        raise CalmError("the logits are not finite")
+                    row.record(token, layers, layers, layers, False)
+                    row.accepted += place < right
+                    if self.options.record_confidences:
+                        row.confidences.append((float("nan"),) * layers)
+                    row.first_token = row.first_token or now
+                    said.append((row.id, token))
+                    reason = end_of(row, self.model.spec.eos_token_id, self.model.to_text)
+                    if reason is not None:
+                        self._end(row, Status.finished, reason)
+                        break
+            except Exception as error:
+                self._fail(row, error)
+        return said
 
     def _take(self, spoken: Spoken) -> list[tuple[str, int]]:
         """Hand tokens and layers to their rows; end those that are done. A row for which that raises fails alone."""
@@ -415,13 +543,17 @@ class Engine:
         if row.watch is not None and status is Status.finished:
             self._watch(row)
         if row.slot >= 0:
-            self._running.remove(row)
-            self._parked = [wave for wave in self._parked if wave.drop(row)]
-            self.clock("host")
-            self._exits.clear(row.slot)
-            self.slots.give_back(row.slot)
-            self.clock("slots")
+            self._vacate(row)
+        self.preemption.forget(row)
         self._ended.append(row)
+
+    def _vacate(self, row: Row) -> None:
+        self._running.remove(row)
+        self._parked = [wave for wave in self._parked if wave.drop(row)]
+        self.clock("host")
+        self._exits.clear(row.slot)
+        self.slots.give_back(row.slot)
+        self.clock("slots")
 
     def _watch(self, row: Row) -> None:
         """Whether its depth is like that of the articles that its threshold was certified on."""
@@ -465,7 +597,7 @@ class Engine:
         """The cost table of this engine; a model keeps those that were measured for it."""
         options = self.options
         arithmetic = (self.runner_name, options.weights, options.cross_kv)
-        shape = (options.ladder, options.head, options.head_k, *arithmetic)
+        shape = (options.ladder, options.block_size, options.head, options.head_k, *arithmetic)
         if shape not in self.model.costs:
             self.model.costs[shape] = measure(self, 3, measures=())
         return self.model.costs[shape]

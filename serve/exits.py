@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calm.config import Measure
 from calm.models.base import DecoderSpec
-from calm.policies import Confident, Policy, Replay, fixed_depth
+from calm.policies import Confident, Policy, Replay, SkipSchedule, Static, fixed_depth
 from calm.thresholds import ThresholdSchedule
 
 MEASURES = tuple(Measure)
@@ -39,6 +39,8 @@ class Exits:
         depths: (count + 1, N); depth that the policy fixes at a position, 0 where confidences decide.
         measures: (count + 1,); index into ``MEASURES``, -1 without one.
         run_lengths: (count + 1,); k of ``agreement``, 0 for other measures.
+        fills: (count + 1,); False where no token of the row reads K/V above its fixed depth: a row-exact rule need not
+            fill them in.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Exits:
         self.depths = torch.zeros((count + 1, max_target), dtype=torch.long, device=device)
         self.measures = torch.full((count + 1,), -1, device=device)
         self.run_lengths = torch.zeros(count + 1, dtype=torch.long, device=device)
+        self.fills = torch.ones(count + 1, dtype=torch.bool, device=device)
         self._used: dict[int, tuple[Measure, int]] = {}
         self._counts: Counter[tuple[Measure, int]] = Counter()
 
@@ -67,11 +70,14 @@ class Exits:
     def put(self, slot: int, policy: Policy, row_id: str) -> None:
         """Raise ConfigError for a depth outside 1..L."""
         self.clear(slot)
+        if isinstance(policy, SkipSchedule):  # it names layers, and nobody leaves
+            return
         if isinstance(policy, Replay):
             depths = [fixed_depth(policy, row_id, step, self._num_layers) or 0 for step in range(self._length)]
             self.depths[slot] = torch.tensor(depths)
         else:
             self.depths[slot] = fixed_depth(policy, row_id, 0, self._num_layers) or 0
+        self.fills[slot] = not isinstance(policy, Static)
         if isinstance(policy, Confident) and (self._record or not policy.schedule.exits_off):
             self.thresholds[slot] = _table(policy.schedule, self._exit_layers, self._length, self._num_layers)
             self._ask(slot, policy.measure, policy.agreement_k)
@@ -86,7 +92,7 @@ class Exits:
         self._counts[self._used[slot]] += 1
 
     def move(self, source: int, target: int) -> None:
-        for tensor in (self.thresholds, self.depths, self.measures, self.run_lengths):
+        for tensor in (self.thresholds, self.depths, self.measures, self.run_lengths, self.fills):
             tensor[target] = tensor[source]
         if source in self._used:
             self._used[target] = self._used.pop(source)
@@ -105,6 +111,7 @@ class Exits:
         self.depths[slot] = 0
         self.measures[slot] = -1
         self.run_lengths[slot] = 0
+        self.fills[slot] = True
 
     def at(
         self, slots: Int[Tensor, " batch"], steps: Int[Tensor, " batch"]

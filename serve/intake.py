@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import cast
 
 from calm.config import Measure
+from calm.drafting import Draft
 from calm.errors import ConfigError, DataError
-from calm.policies import Confident, Oracle, Policy, Replay, fixed_depth
+from calm.layer_schedule import check_monotone
+from calm.policies import Confident, Oracle, Policy, Replay, SkipSchedule, fixed_depth
 
 from .model import ServedModel
 from .options import RequestOptions
@@ -34,6 +36,15 @@ class Intake:
             raise ConfigError(f"stop id {wrong} is none: ids are whole numbers from 0 to {self._vocabulary - 1}")
         return limit
 
+    def check_draft(self, draft: Draft, most: int) -> None:
+        """Raise ConfigError for a draft that this model cannot make, or of more than ``most`` words."""
+        draft.check_depth(self.model.spec.num_layers)
+        draft.check_classifier(self.model.classifier is not None)
+        if draft.length > most:
+            raise ConfigError(
+                f"draft: length {draft.length} is above the {most} words of one round; give at most {most}"
+            )
+
     def check(self, policy: Policy, name: str) -> None:
         """Raise ConfigError for a policy that this model cannot follow for the request ``name``."""
         num_layers = self.model.spec.num_layers
@@ -41,6 +52,10 @@ class Intake:
             raise ConfigError(
                 "policy 'oracle' needs every layer of every token, which no engine saves; decode with calm"
             )
+        if isinstance(policy, SkipSchedule):
+            policy.schedule.check_depth(num_layers)
+            check_monotone([policy.schedule.layers(step, num_layers) for step in range(self.model.max_target)])
+            return
         for step in range(self.model.max_target if isinstance(policy, Replay) else 1):
             fixed_depth(policy, name, step, num_layers)
         if not isinstance(policy, Confident):
@@ -60,7 +75,10 @@ class Intake:
         Text is cut to the model's length, or, ``truncate`` being false, refused with a DataError where it is longer.
         """
         if isinstance(source, str):
-            return tuple(self.model.to_ids(source, truncate))
+            read = tuple(self.model.to_ids(source, truncate))
+            if not read:
+                raise DataError("the text has no tokens: there is nothing to continue; send a longer one")
+            return read
         if isinstance(source, bytes) or not isinstance(source, Sequence):
             raise DataError(f"a source is a text or a sequence of ids, got {type(source).__name__}")
         if len(source) > self.model.max_source:

@@ -15,6 +15,7 @@ import torch
 
 from calm.config import BatchRule, Measure
 from calm.cost import CostTable
+from calm.drafting import Draft
 from calm.environment import environment
 from calm.errors import ConfigError
 from calm.sim_rows import Setting
@@ -37,6 +38,7 @@ def setting_of(engine: Engine) -> Setting:
         packed=engine.slots.neighbours,
         padded_calls=engine.prefill.padded_calls,
         one_piece=engine.machine.one_piece,
+        prompted=engine.slots.prompted,
         overlaps=engine.machine.overlap,
         checked=frozenset(engine.model.exit_layers),
         max_source=engine.model.max_source,
@@ -110,6 +112,45 @@ def measure_check(machine: Any, measures: frozenset[Measure], repeats: int = 5) 
         bench.close()
     machine.clock("measuring")
     return between(readings.medians(), machine.buckets)
+
+
+@torch.inference_mode()
+def measure_passes(
+    engine: Engine, positions: Sequence[int], repeats: int, lengths: Sequence[int]
+) -> dict[tuple[int, int], float]:
+    """Seconds in which one row goes through the layers above a depth at several of its positions at once.
+
+    What ``true`` backfill takes of positions that left at that depth, and what verifying a draft takes. Of an idle
+    engine, medians, by its own clock.
+
+    Args:
+        positions: how many, each at most the length of an answer.
+        lengths: of sources, whose mean the row attends to.
+
+    Returns:
+        by (layers above, positions).
+
+    Raises:
+        ConfigError: the engine has work or its runner has no such pass.
+    """
+    if engine.has_work or engine.rounds is None:
+        raise ConfigError(f"passes are measured on an idle engine of runner native or eager, not {engine.runner_name}")
+    num_layers, longest = engine.model.spec.num_layers, engine.model.max_target
+    bench = engine.machine.bench(round(sum(lengths) / len(lengths)))
+    readings = Readings(engine.clock.now)
+    try:
+        for _ in range(repeats + 1):
+            for count in positions:
+                (row,) = bench.rows(1)
+                row.tokens = row.tokens[: longest - count]
+                row.limit = row.step + count
+                for above in range(1, num_layers):
+                    # as many guesses as the row has room for: none for one position
+                    engine.rounds([row], Draft(num_layers - above, max(1, count - 1)))
+                    readings.add(str(above), count, engine.rounds.verify_s)
+    finally:
+        bench.close()
+    return {(int(above), count): s for above, sizes in readings.medians().items() for count, s in sizes.items()}
 
 
 def between(seconds: dict[str, dict[int, float]], buckets: Sequence[int]) -> dict[str, dict[int, float]]:

@@ -6,6 +6,8 @@ Times are seconds of ``time.perf_counter``, which all processes of a machine sha
 from dataclasses import dataclass
 from typing import Any
 
+from calm.layer_schedule import LayerSchedule
+
 from .options import RequestOptions
 from .requests import Reason, Status, Timing
 
@@ -57,6 +59,7 @@ class ModelInfo:
         max_source, max_target: tokens; ``max_target`` is N.
         tolerances: by consistency, those for which a threshold below 1 or full depth is certified as it is served.
         measure: that the calibration picked; None without one.
+        schedule: of layers, that it was trained by; None of other models.
         about: further facts for /v1/models, JSON-ready.
     """
 
@@ -70,6 +73,7 @@ class ModelInfo:
     tolerances: dict[str, tuple[float, ...]]
     measure: str | None
     about: dict[str, Any]
+    schedule: LayerSchedule | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,7 @@ class Ended:
 
     Attributes:
         text: what was not told by ``Spoke`` yet.
+        drafted, accepted: words that its first layers drafted, and those of them that the whole stack said too.
         expired: its deadline passed.
         error: of status failed; one line without prompt, path or traceback.
     """
@@ -159,6 +164,8 @@ class Ended:
     timing: Timing
     expired: bool = False
     error: str = ""
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True)
@@ -187,6 +194,8 @@ class Load:
         layers_executed: over all tokens; ``layers_skipped``: above their emission layers.
         backfilled_tokens: that were emitted below the last layer.
         rebatches: times that a row waited for company.
+        blocks, blocks_used: of a decoder-only model's cache; 0 where rows have slots of their own.
+        preemptions: times that a row gave its blocks up for an older one.
     """
 
     beat: float
@@ -199,6 +208,9 @@ class Load:
     backfilled_tokens: int
     rebatches: int
     drift: DriftState = DriftState()
+    blocks: int = 0
+    blocks_used: int = 0
+    preemptions: int = 0
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,16 @@ from torch import Tensor
 from calm.calibration.artifact import Artifact
 from calm.calibration.identity import ModelIdentity
 from calm.cost import CostTable
+from calm.layer_schedule import LayerSchedule
 from calm.models.base import DecoderSpec, EncoderSpec
+from calm.policies import Full, Policy, SkipSchedule
 
 from .native.encoder import PackedEncoder
 from .native.weights import Packed
-from .prefill import Encode
+from .prefill import Encode, Read
 
 if TYPE_CHECKING:
+    from calm.models.causal import CausalModel
     from calm.models.speaking import SpeakingModel
 
 
@@ -36,20 +39,23 @@ class ServedModel:
 
     Attributes:
         spec: the decoder.
-        encode: ids and mask -> hidden states of the encoder.
+        encode: ids and mask -> hidden states of the encoder; None of a decoder-only model.
+        read: of a decoder-only model: ids and mask -> K and V of the prompts, (L, rows, KV heads, prompt, d_kv) each,
+            and their last hiddens after layer L, (rows, d_model).
         classifier: hidden -> P(exit), fp32; None before it is trained.
-        to_ids, to_text: a source's text to ids (EOS last), ids to text. A longer one than ``max_source`` is cut, or a
-            DataError where ``cut`` is false.
+        to_ids, to_text: a source's text to ids, with what the model wants around it; ids to text. A longer one than
+            ``max_source`` is cut, or a DataError where ``cut`` is false.
         encoder: tensors for the native runner's own encoder; None: ``encode`` is all there is.
         classifier_weights: of the exit classifier: (d_model,) and a bias.
         exit_layers: layers after which a row may leave.
         max_source, max_target: tokens; ``max_target`` is N.
         artifacts: certificates of the folder; ``identity`` says what it is, None for a model without a folder.
+        schedule: of layers, that it was trained to be decoded by; None of other models.
         costs: tables that engines of this model measured in this process, by what of their options matters.
     """
 
     spec: DecoderSpec
-    encode: Encode
+    encode: Encode | None
     classifier: Callable[[Tensor], Tensor] | None
     to_ids: ToIds
     to_text: Callable[[Sequence[int]], str]
@@ -59,7 +65,9 @@ class ServedModel:
     artifacts: tuple[Artifact, ...] = ()
     identity: ModelIdentity | None = None
     encoder: EncoderSpec | None = None
+    read: Read | None = None
     classifier_weights: tuple[Tensor, float] | None = None
+    schedule: LayerSchedule | None = None
     costs: dict[object, CostTable] = field(default_factory=dict, compare=False, repr=False)
     _packed: dict[int, Packed] = field(default_factory=dict, compare=False, repr=False)
     _packed_encoders: dict[int, PackedEncoder] = field(default_factory=dict, compare=False, repr=False)
@@ -77,6 +85,11 @@ class ServedModel:
         if kind not in self._packed_encoders:
             self._packed_encoders[kind] = PackedEncoder.of(self.encoder, self.spec, kind)
         return self._packed_encoders[kind]
+
+    @property
+    def usual(self) -> Policy:
+        """How requests decode that ask for nothing: at full depth, or by the schedule that the model was trained by."""
+        return Full() if self.schedule is None else SkipSchedule(self.schedule)
 
     @property
     def device(self) -> torch.device:
@@ -101,30 +114,33 @@ def served(
 
     Raises:
         CheckpointError: the folder cannot be loaded.
-        ConfigError: it is no T5.
+        ConfigError: its lengths are more than its positions.
         CalibrationError: an artifact in it is damaged.
     """
+    from calm.architectures import spec_of
     from calm.calibration.artifact import load_artifacts
     from calm.data.text import decode_ids, encode_source
+    from calm.decode_checks import check_lengths
+    from calm.models.causal import CausalModel
     from calm.models.folder import load
-    from calm.models.t5 import export_encoder, export_spec, t5_only
+    from calm.models.t5 import EarlyExitT5, export_encoder
 
     artifacts: list[Artifact] = []
     identity = None
     if isinstance(model, str | Path):
         folder = model
         model = load(folder, device, dtype)
-    model = t5_only(model, "the engine")
-    spec = export_spec(model)
+    spec, tokenizer, settings = spec_of(model), model.tokenizer, model.settings
+    check_lengths(model, settings.max_target_tokens)
     if folder is not None:
         artifacts = load_artifacts(folder)
         arithmetic = str(spec.tensors["embed"].dtype).removeprefix("torch.")
         identity = ModelIdentity.of(model, folder, dtype=arithmetic)
-    tokenizer, settings = model.tokenizer, model.settings
     linear = model.classifier.linear
     return ServedModel(
         spec=spec,
-        encode=model.encode,
+        encode=model.encode if isinstance(model, EarlyExitT5) else None,
+        read=_reader(model) if isinstance(model, CausalModel) else None,
         classifier=model.classifier if settings.has_classifier else None,
         to_ids=lambda text, cut=True: encode_source(tokenizer, text, settings, cut=cut),
         to_text=lambda ids: decode_ids(tokenizer, ids),
@@ -133,6 +149,15 @@ def served(
         max_target=settings.max_target_tokens,
         artifacts=tuple(artifacts),
         identity=identity,
-        encoder=export_encoder(model),
+        encoder=export_encoder(model) if isinstance(model, EarlyExitT5) else None,
+        schedule=None if settings.skip_schedule is None else LayerSchedule.from_json(settings.skip_schedule),
         classifier_weights=(linear.weight.detach()[0], linear.bias.item()) if settings.has_classifier else None,
     )
+
+
+def _reader(model: CausalModel) -> Read:
+    def read(ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        found = model.read_prompts(ids, mask)
+        return *found.stacked(), found.hidden
+
+    return read

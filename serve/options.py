@@ -13,11 +13,13 @@ from calm.config import (
     Consistency,
     Head,
     OnDrift,
+    Preempt,
     RunnerName,
     Stepping,
     Weights,
     check_range,
 )
+from calm.drafting import Draft
 from calm.errors import ConfigError
 from calm.policies import Policy
 
@@ -73,8 +75,13 @@ class EngineOptions:
         prefill_rows: rows of one encoder call, always padded to this number so that no mate changes a bit.
         prefill_calls: encoder calls between two decode steps at most: decoding rows never starve.
         source_multiple: sources are padded to multiples of this many tokens.
-        cross_cache_rows: sources whose cross K/V is kept for when they come again; 0 keeps none.
-        cross_cache_bytes: of all of them; None: as many as they are.
+        cross_cache_rows: sources whose cross K/V (of a decoder-only model the prompt's own) is kept for when they come
+            again; 0 keeps none.
+        cross_cache_bytes: of all of them; None: as many as they are, of prompts as many as the cache's blocks have.
+        block_size: positions of a block of a decoder-only model's cache.
+        cache_blocks: blocks of that cache; None: enough for ``max_batch`` rows at full length. Where they run out, the
+            newest row gives its own up and comes back later, its answer unchanged.
+        preempt: how it comes back: its K/V copied to the host and back (swap), or made anew as it was (replay).
         head: full, candidates (the first check's top ``head_k``) or screened (int8, ``head_k`` rescored exactly).
         runner: native (compiled for this CPU), eager (plain torch), graph (the whole step on a GPU), or auto: graph on
             a GPU, native where it can be had.
@@ -101,6 +108,9 @@ class EngineOptions:
     source_multiple: int = SOURCE_MULTIPLE
     cross_cache_rows: int = 64
     cross_cache_bytes: int | None = None
+    block_size: int = 16
+    cache_blocks: int | None = None
+    preempt: Preempt = Preempt.swap
     head: Head = Head.full
     head_k: int = 32
     runner: RunnerName = RunnerName.auto
@@ -119,6 +129,7 @@ class EngineOptions:
         object.__setattr__(self, "head", _choice("head", Head, self.head))
         object.__setattr__(self, "runner", _choice("runner", RunnerName, self.runner))
         object.__setattr__(self, "stepping", _choice("stepping", Stepping, self.stepping))
+        object.__setattr__(self, "preempt", _choice("preempt", Preempt, self.preempt))
         object.__setattr__(self, "on_drift", _choice("on_drift", OnDrift, self.on_drift))
         for name in ("weights", "cross_kv"):
             object.__setattr__(self, name, _choice(name, Weights, getattr(self, name)))
@@ -128,6 +139,7 @@ class EngineOptions:
         _number("requests_per_alarm", self.requests_per_alarm)
         check_range("requests_per_alarm", self.requests_per_alarm, 1, INF)
         for name in (
+            "block_size",
             "drift_patience",
             "max_age",
             "max_batch",
@@ -142,6 +154,9 @@ class EngineOptions:
         if self.cross_cache_bytes is not None:
             _whole("cross_cache_bytes", self.cross_cache_bytes)
             check_range("cross_cache_bytes", self.cross_cache_bytes, 0, INF)
+        if self.cache_blocks is not None:
+            _whole("cache_blocks", self.cache_blocks)
+            check_range("cache_blocks", self.cache_blocks, 1, INF)
         _number("quantile", self.quantile)
         check_range("quantile", self.quantile, 0, 1, open_low=True)
         for size in self.buckets:
@@ -174,14 +189,15 @@ def at_once(batch: int, prefill_rows: int = PREFILL_ROWS) -> dict[str, Any]:
 class RequestOptions:
     """What one request asks for.
 
-    How deep its tokens go is said by at most one of ``policy``, ``threshold`` and ``tolerance``; without any it
-    decodes at full depth.
+    How deep its tokens go is said by at most one of ``policy``, ``threshold``, ``tolerance`` and ``draft``; without any
+    it decodes at full depth, or by the schedule of layers that the model was trained by.
 
     Attributes:
-        policy: full, static, confident, replay.
+        policy: full, static, confident, replay, skip_schedule.
         threshold: of ``measure`` (default: the one that the calibration picked), on its calibrated schedule.
         tolerance: the threshold certified for this tolerance.
         consistency: which certificate ``tolerance`` means.
+        draft: decode at full depth, several tokens at a time: the first layers draft, the others verify.
         max_tokens, min_tokens: of the answer, EOS included; max_tokens above N is refused.
         temperature: 0 is greedy.
         top_p: share of probability that sampling draws from.
@@ -197,6 +213,7 @@ class RequestOptions:
     tolerance: float | None = None
     measure: str | None = None
     consistency: Consistency = Consistency.risk
+    draft: Draft | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float = 0.0
@@ -208,9 +225,11 @@ class RequestOptions:
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        asked = [name for name in ("policy", "threshold", "tolerance") if getattr(self, name) is not None]
+        asked = [name for name in ("draft", "policy", "threshold", "tolerance") if getattr(self, name) is not None]
         if len(asked) > 1:
             raise ConfigError(f"{' and '.join(asked)} exclude each other: give one of them")
+        if self.draft is not None and not isinstance(self.draft, Draft):
+            raise ConfigError(f"draft must be a calm.drafting.Draft, got {self.draft!r:.40}")
         if self.policy is not None and not isinstance(self.policy, Policy):
             raise ConfigError(f"policy must be one of calm.policies, got {self.policy!r:.40}")
         object.__setattr__(self, "consistency", _choice("consistency", Consistency, self.consistency))
@@ -225,6 +244,8 @@ class RequestOptions:
         check_range("top_p", self.top_p, 0, 1, open_low=True)
         if self.seed is not None:
             _whole("seed", self.seed)
+        if self.draft is not None and (self.temperature or self.min_tokens):
+            raise ConfigError("draft verifies greedy words: give temperature=0 and min_tokens=0, or leave draft out")
         _flag("ignore_eos", self.ignore_eos)
         _flag("truncate", self.truncate)
         self._check_stops()

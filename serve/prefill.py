@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,8 +13,8 @@ from calm.models.base import DecoderSpec
 from calm.rules import padded_length
 
 Encode = Callable[[Int[Tensor, "rows source"], Bool[Tensor, "rows source"]], Float[Tensor, "rows source d_model"]]
-CrossKV = tuple[Tensor, Tensor]  # keys and values, (layers, heads, source, d_kv) each
-Cross = Callable[[Float[Tensor, "rows source d_model"]], tuple[Tensor, Tensor]]  # (layers, rows, heads, source, d_kv)
+CrossKV = tuple[Any, ...]  # keys and values, (layers, heads, source, d_kv) each, and what else of it a slot is given
+Read = Callable[[Int[Tensor, "rows source"], Bool[Tensor, "rows source"]], tuple[Tensor, ...]]
 
 
 def source_key(source: Sequence[int]) -> bytes:
@@ -55,29 +56,25 @@ class CrossCache:
 
 
 def cross_bytes(spec: DecoderSpec) -> int:
-    """Bytes of the cross K/V of one token of a source, over all layers."""
-    return 2 * spec.num_layers * spec.num_heads * spec.d_kv * spec.tensors["1.self_k"].element_size()
+    """Bytes of the K/V of one token of a source, over all layers: cross K/V, or a decoder-only model's own."""
+    return 2 * spec.num_layers * spec.num_kv_heads * spec.d_kv * spec.tensors["1.self_k"].element_size()
 
 
 class Prefill:
-    """Encodes sources in calls of one shape each: ``rows`` x a multiple of ``multiple`` tokens.
+    """Encodes sources, or reads prompts, in calls of one shape each: ``rows`` x a multiple of ``multiple`` tokens.
 
     A source's padded length is its own, and a call has ``rows`` rows whoever is in it: what a source encodes to
     does not depend on its mates, to the bit.
+
+    Args:
+        read: ids and mask -> keys and values, (layers, rows, heads, source, d_kv) each, and what else there is of each
+            row, rows first: a prompt's last hidden.
     """
 
     padded_calls = True
 
-    def __init__(
-        self,
-        encode: Encode,
-        cross: Cross,
-        rows: int,
-        multiple: int,
-        max_source: int,
-        device: torch.device,
-    ) -> None:
-        self._encode, self._cross, self.rows, self._multiple = encode, cross, rows, multiple
+    def __init__(self, read: Read, rows: int, multiple: int, max_source: int, device: torch.device) -> None:
+        self._read, self.rows, self._multiple = read, rows, multiple
         self._max_source, self._device = max_source, device
 
     def padded(self, length: int) -> int:
@@ -89,7 +86,7 @@ class Prefill:
         return self.padded(length)
 
     def __call__(self, sources: Sequence[Sequence[int]]) -> list[CrossKV]:
-        """Cross K/V of at most ``rows`` sources of one padded length."""
+        """What a slot is given of at most ``rows`` sources of one padded length."""
         length = self.padded(max(len(source) for source in sources))
         ids = torch.zeros((self.rows, length), dtype=torch.long, device=self._device)
         mask = torch.zeros((self.rows, length), dtype=torch.bool, device=self._device)
@@ -97,8 +94,11 @@ class Prefill:
         for i, source in enumerate(sources):
             ids[i, : len(source)] = torch.tensor(list(source), device=self._device)
             mask[i, : len(source)] = True
-        keys, values = self._cross(self._encode(ids, mask))
+        keys, values, *more = self._read(ids, mask)
         return [
-            (keys[:, i, :, : len(source)].clone(), values[:, i, :, : len(source)].clone())
+            (
+                *(tensor[:, i, :, : len(source)].clone() for tensor in (keys, values)),
+                *(tensor[i].clone() for tensor in more),
+            )
             for i, source in enumerate(sources)
         ]

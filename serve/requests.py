@@ -65,6 +65,8 @@ class Answer:
         involuntary: tokens that a mate made it speak before it had crossed.
         parked: waves for which it waited for company.
         confidences: per token by layer, where they are recorded.
+        rounds, drafted, accepted: of a request that drafts: rounds, and words that its first layers drafted in them and
+            that the whole stack said too.
         error: why it failed; one line.
     """
 
@@ -82,6 +84,9 @@ class Answer:
     parked: int
     timing: Timing
     confidences: tuple[tuple[float, ...], ...] = ()
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
     error: str = ""
 
 
@@ -94,6 +99,7 @@ class Row:
         source: token ids, EOS last.
         limit: tokens at most.
         next_input: the token that the next step embeds.
+        fills: layers above its tokens' are filled in.
         watch: what its depth says of drift, see certified.Resolved.
         slot: of its K/V, -1 while waiting.
         exempt: characters at the beginning within which a stop string does not count: they are of ``min_tokens``.
@@ -107,6 +113,7 @@ class Row:
     certified: bool
     limit: int
     next_input: int
+    fills: bool = True
     watch: "Watch | None" = None
     key: bytes = b""
     slot: int = -1
@@ -122,6 +129,9 @@ class Row:
     confidences: list[tuple[float, ...]] = field(default_factory=list)
     involuntary: int = 0
     parked: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
     arrived: float = field(default_factory=time.perf_counter)
     admitted: float = 0.0
     first_token: float = 0.0
@@ -136,6 +146,17 @@ class Row:
     def step(self) -> int:
         """Position of the next token: 0 at the first."""
         return len(self.tokens)
+
+    @property
+    def ahead(self) -> int:
+        """Words that its next round may draft, each of which needs room for its K/V."""
+        draft = self.options.draft
+        return 0 if draft is None else min(draft.length, self.limit - self.step - 1)
+
+    @property
+    def reach(self) -> int:
+        """The last position that its next step writes, counted as ``step`` is: words that it drafts lie ahead."""
+        return self.step + (self.ahead if self.tokens else 0)
 
     @property
     def over(self) -> bool:
@@ -170,11 +191,14 @@ class Row:
             crossing_layers=tuple(self.crossing),
             emission_layers=tuple(self.emission),
             executed_layers=tuple(self.executed),
-            backfilled_layers=tuple(num_layers - layer for layer in self.emission),
+            backfilled_layers=tuple(num_layers - layer if self.fills else 0 for layer in self.emission),
             involuntary=self.involuntary,
             parked=self.parked,
             timing=Timing(self.arrived, self.admitted, self.first_token, self.ended),
             confidences=tuple(self.confidences),
+            rounds=self.rounds,
+            drafted=self.drafted,
+            accepted=self.accepted,
             error=self.error,
         )
 

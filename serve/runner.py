@@ -5,7 +5,7 @@ it, and nothing here reads a value back to the host but ``told``. The native run
 (serve/native): what an engine needs of either is in serve/backend.py.
 """
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +23,11 @@ class Runner(Protocol):
     """The verbs of a decode step. Layers count from 1; B is a bucket."""
 
     spec: DecoderSpec
-    slots: Slots
+    slots: Any
 
-    def embed(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, "batch d_model"]: ...
+    def embed(
+        self, tokens: Int[Tensor, " batch"], slots: Int[Tensor, " batch"], steps: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch d_model"]: ...
 
     def layer(
         self,
@@ -71,7 +73,9 @@ class EagerRunner:
             full[step, :, 0, : step + 1] = table[self.spec.bias_row(step).to(table.device)].t()
         return full
 
-    def embed(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, "batch d_model"]:
+    def embed(
+        self, tokens: Int[Tensor, " batch"], slots: Int[Tensor, " batch"], steps: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch d_model"]:
         return F.embedding(tokens, self.spec.tensors["embed"])
 
     def layer(

@@ -4,6 +4,8 @@ A slot holds the self-attention K/V of every layer for all N positions, the cros
 the source's mask. Nothing grows and nothing is concatenated. The last slot belongs to nobody: padding rows write there.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -21,9 +23,13 @@ class SlotPool:
 
     Attributes:
         neighbours: rows are best kept in the first slots, one beside another.
+        prompted: a row's first token is said by what was read of its source.
+        grows: a slot gets its memory as its row does; else it has all of it.
     """
 
     neighbours = True
+    prompted = False
+    grows = False
 
     def __init__(self, count: int, max_target: int, max_source: int, poison: bool) -> None:
         self.count, self.max_target, self.max_source = count, max_target, max_source
@@ -42,6 +48,43 @@ class SlotPool:
     @property
     def free(self) -> int:
         return self.count - len(self._taken)
+
+    @property
+    def num_blocks(self) -> int:
+        """Of a cache that slots share."""
+        return 0
+
+    @property
+    def num_blocks_used(self) -> int:
+        return 0
+
+    @property
+    def held_bytes(self) -> int | None:
+        """Of K and V where slots share them; None where each has its own."""
+        return None
+
+    def room(self, length: int, longest: int) -> int:
+        """Rows that may be seated now: 0 where one of ``length`` positions may not, else of ``longest`` at most."""
+        return self.free
+
+    def check(self, source: int, limit: int) -> None:
+        """Raise ConfigError for a source and an answer of so many tokens that cannot have room at any time."""
+
+    def grow(self, slot: int, step: int) -> bool:
+        """Memory for what the row writes at this step; False where there is none."""
+        return True
+
+    def source_of(self, slot: int, positions: int) -> Any:
+        """A copy on the host of what a row has in its first positions, where a slot grows: as it is put there."""
+        raise NotImplementedError
+
+    def longest_source(self, limit: int, rows: int = 1) -> int:
+        """Tokens of a source that so many rows have room for at once, each with an answer of at most ``limit`` tokens.
+
+        Raises:
+            ConfigError: there is not enough for any.
+        """
+        return self.max_source
 
     def take(self) -> int:
         """The lowest free slot, empty.

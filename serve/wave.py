@@ -168,7 +168,7 @@ class EngineWave:
         steps = torch.tensor([row.step for row in self.rows] + [0] * padding, device=device)
         tokens = torch.tensor([row.next_input for row in self.rows] + [0] * padding, device=device)
         thresholds, depths, measures, run_lengths = machine.exits.at(slots, steps)
-        hidden = machine.runner.embed(tokens)
+        hidden = machine.runner.embed(tokens, slots, steps)
         self.at = Climbers(
             slots,
             steps,
@@ -325,11 +325,12 @@ class EngineWave:
         machine.clock("head")
         involuntary = ~at.crossed & (emission < last)
         count = len(rows)
-        table = torch.stack([tokens, at.crossing, emission, executed, involuntary.long()])[:, :count].tolist()
+        written = torch.where(machine.exits.fills[at.slots], executed, last) if self.rule.row_exact else executed
+        table = torch.stack([tokens, at.crossing, emission, executed, involuntary.long(), written])[:, :count].tolist()
         machine.clock("read")
-        above = min(table[3])
+        above = min(table[5])
         if above < last:
-            machine.runner.backfill(at.hidden, at.slots, at.steps, executed, above)
+            machine.runner.backfill(at.hidden, at.slots, at.steps, written, above)
             machine.clock("backfill")
         self.spoken = Spoken(
             rows,

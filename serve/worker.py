@@ -22,7 +22,7 @@ from calm.child import die_with_parent
 from calm.config import BatchRule, Device, Measure
 from calm.device import choose_device
 from calm.errors import CalmError, CheckpointError, ConfigError
-from calm.policies import Full, Policy
+from calm.policies import Policy
 
 from .frames import Channel, wait
 from .messages import Failed, Log, ModelInfo, Ready
@@ -159,23 +159,26 @@ def warm(engine: Engine) -> float:
 
     Raises:
         CheckpointError: the model gives no numbers.
+        ConfigError: the cache has no room for a request.
     """
     import torch
 
     from .requests import Status
 
     model, options, picked = engine.model, engine.options, engine.certificates.picked
-    policies: list[Policy] = [Full()]
+    policies: list[Policy] = [model.usual]
     if picked is not None and (picked.measure is not Measure.classifier or model.classifier is not None):
         policies.append(picked.policy(0.5))
-    asked = [RequestOptions(policy=policy, max_tokens=min(WARM_TOKENS, model.max_target)) for policy in policies]
+    tokens = min(WARM_TOKENS, model.max_target)
+    asked = [RequestOptions(policy=policy, max_tokens=tokens) for policy in policies]
+    longest_source = engine.slots.longest_source(tokens)
     if engine.machine.one_piece:  # a capture in mid-service would look like an engine that hangs
         with torch.inference_mode():
             engine.machine.prepare(*_served(engine))
     longest = float("inf")
     for turn in range(2):  # the first is cold; another source, or it would be known already
         before = engine.clock.steps
-        source = [2 + turn] * (model.max_source - 1) + [model.spec.eos_token_id]
+        source = [2 + turn] * (longest_source - 1) + [model.spec.eos_token_id]
         for answer in engine.generate([source] * len(asked), asked):
             if answer.status is not Status.finished:
                 raise CheckpointError(f"the model cannot decode ({answer.error})")
@@ -215,7 +218,10 @@ def info_of(engine: Engine, name: str) -> ModelInfo:
             "head": options.head.value,
             "weights": options.weights.value,
             "cross_kv": options.cross_kv.value,
+            "architecture": "encoder-decoder" if model.spec.cross_attention else "decoder-only",
+            "cache_blocks": engine.slots.num_blocks,
         },
+        schedule=model.schedule,
     )
 
 

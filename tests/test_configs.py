@@ -9,6 +9,7 @@ import pytest
 from calm.cli import settings
 from calm.config import (
     CONF_DIR,
+    Architecture,
     CalibrateConfig,
     ExitLoss,
     ShapeConfig,
@@ -182,17 +183,21 @@ def test_a_schedule_trains_the_last_layer_alone(argv: list[str], why: str) -> No
 
 @pytest.mark.parametrize("corpus", ["restaurants", "debian"])
 def test_the_arms_of_skipdecode_have_one_budget(corpus: str) -> None:
-    arms = ["skipdecode", "multi_layer_exit", "calm_dec"]
-    skip, bottom, exits = (
+    arms = ["skipdecode", "multi_layer_exit", "calm_dec", "full_depth"]
+    skip, bottom, exits, full = (
         train(f"+experiment={arm}_{corpus}", "checkpoint=folder", "skip_schedule@finetune.skip_schedule=layers8_3x")
         for arm in arms
     )
     assert bottom.finetune.skip_schedule == replace(skip.finetune.skip_schedule, side=Side.bottom)
     assert skip.finetune.skip_schedule.max_layers == 3 and exits.finetune.skip_schedule.max_layers is None
     budget = ("steps", "batch_size", "lr", "lr_schedule", "warmup_steps", "optimizer", "eval_every", "eval_rows")
-    for arm in (skip, bottom, exits):
+    assert full.finetune.skip_schedule.max_layers is None and full.finetune.loss is ExitLoss.final_only
+    for arm in (skip, bottom, exits, full):
         assert (arm.stage, arm.data.name, arm.seed) == (Stage.finetune, corpus, 0)
         assert [getattr(arm.finetune, name) for name in budget] == [getattr(skip.finetune, name) for name in budget]
+    base = train(f"+experiment=skipdecode_base_{corpus}")
+    assert base.data == skip.data and base.model is not None and base.model.shape is not None
+    assert base.model.shape.architecture is Architecture.llama
     assert (skip.finetune.loss, exits.finetune.loss) == (ExitLoss.final_only, ExitLoss.last_plus_mean)
 
 

@@ -18,7 +18,7 @@ from calm.environment import environment
 from calm.errors import CheckpointError, ConfigError
 from calm.locking import RunLock
 from calm.models import folder as model_folder
-from calm.models.settings import EarlyExitSettings
+from calm.models.settings import EarlyExitSettings, need_exits
 from calm.models.speaking import SpeakingModel
 from calm.records import RunRecord
 from calm.tracking import Tracker
@@ -156,6 +156,7 @@ def _stages(context: Context) -> None:
     elif begun.checkpoint is not None:
         model = _finetuned(context, begun, output, done)
     if config.stage in (Stage.all, Stage.classifier):
+        need_exits(model.settings, f"stage={config.stage.value}")
         _classifier(context, model, begun, output, done)
     context.on_main(lambda: _track_model(context, output))
     if config.stage is Stage.all:

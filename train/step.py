@@ -14,7 +14,6 @@ from calm.layer_schedule import LayerSchedule
 from calm.layerskip import drop_rates
 from calm.losses import IGNORED, layer_losses
 from calm.models.speaking import SpeakingModel
-from calm.models.t5 import t5_only
 from calm.uniformity import exit_spread
 
 from .batches import Batch, Feed, Share
@@ -25,7 +24,6 @@ def schedule_of(model: SpeakingModel, config: FinetuneConfig) -> LayerSchedule |
     """The schedule that is trained, over the model's longest answer. Raises ConfigError where it exceeds the depth."""
     schedule = config.skip_schedule.over(model.settings.max_target_tokens)
     if schedule is not None:
-        t5_only(model, "finetune.skip_schedule")
         schedule.check_depth(model.num_layers)
     return schedule
 
@@ -45,14 +43,10 @@ class SpeakingLoss(nn.Module):
         A filler keeps collectives in step and adds 0 wherever its loss and gradients are finite. Where they are not,
         NaN * 0 is NaN and the step is bad, which it is anyway: the row of a filler is counted in another part.
         """
-        if self._schedule is None:
-            with self._dropped(len(batch.source_ids), step):
-                hiddens = self.model.answer_hiddens(batch.source_ids, batch.source_mask, batch.decoder_ids)
-        else:
-            model = t5_only(self.model, "finetune.skip_schedule")
-            reach = self._schedule.reach(batch.decoder_ids.shape[1], model.num_layers)
-            encoded = model.encode(batch.source_ids, batch.source_mask)
-            hiddens = model.decoder_hiddens(encoded, batch.source_mask, batch.decoder_ids, reach)
+        steps, schedule = batch.decoder_ids.shape[1], self._schedule
+        reach = None if schedule is None else schedule.reach(steps, self.model.num_layers)
+        with self._dropped(len(batch.source_ids), step):
+            hiddens = self.model.answer_hiddens(batch.source_ids, batch.source_mask, batch.decoder_ids, reach)
         exits = self.model.settings.exit_layers
         parts = layer_losses(self.model, hiddens, batch.labels, self._config, step, self._seed, exits)
         total, uniformity = parts.total, self._config.uniformity

@@ -12,6 +12,7 @@ from ..config import CalibrationConfig, DataConfig, DecoderName, Head, Measure
 from ..data import Corpus, load_corpus
 from ..errors import ConfigError
 from ..models.folder import add_sidecar
+from ..models.settings import need_exits
 from ..models.speaking import SpeakingModel
 from ..records import Example
 from .artifact import Artifact
@@ -53,6 +54,7 @@ def check_possible(config: CalibrationConfig, model: SpeakingModel, dtype: str =
         dtype: of the decoder's arithmetic (calm.calibration.identity). Where an answer can depend on the size of its
             batch, its risk would have to be decoded at every size that is served.
     """
+    need_exits(model.settings, "calibration")
     if not independent_of_batch(dtype):
         raise ConfigError(
             f"in {dtype} an answer depends on the size of its batch, so its risk at one size certifies nothing; use "

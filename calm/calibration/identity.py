@@ -24,6 +24,7 @@ MODEL_FILES = ("model.safetensors", "exit_classifier.safetensors", "config.json"
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model")  # tokenizer_config.json changes with every load and save
 DECODING_CODE = (
     "calm/decode*.py",
+    "calm/batch_causal.py",
     "calm/batch_layers.py",
     "calm/layer_math.py",
     "calm/confidence.py",

@@ -60,7 +60,7 @@ def unpack_traces(packed: bytes) -> list[DecodeTrace]:
     start = 0
     for name, text, length, finished in rows:
         here = slice(start, start + length)
-        per_token = {column: tuple(values[here]) for column, values in columns.items()}
+        per_token: dict[str, Any] = {column: tuple(values[here]) for column, values in columns.items()}
         traces.append(
             DecodeTrace(id=name, text=text, finished=finished, confidences=tuple(confidences[here]), **per_token)
         )

@@ -7,11 +7,13 @@ from .batching import BatchingConfig
 from .breakdown import BreakdownConfig
 from .grouping import GroupingConfig
 from .invariance import InvarianceConfig
+from .kv_budget import KvBudgetConfig
 from .length import LengthConfig
 from .report import ReportConfig
 from .shallow import ShallowConfig
 from .skipdecode import SkipDecodeConfig
 from .slowest_row import SlowestRowConfig
+from .speculative import SpeculativeConfig
 from .suitability import SuitabilityConfig
 from .thresholds import ThresholdsConfig
 from .uniformity import UniformityRunConfig
@@ -22,11 +24,13 @@ SCHEMAS: dict[str, Any] = {  # by program
     "breakdown": BreakdownConfig,
     "grouping": GroupingConfig,
     "invariance": InvarianceConfig,
+    "kv_budget": KvBudgetConfig,
     "length": LengthConfig,
     "report": ReportConfig,
     "shallow": ShallowConfig,
     "skipdecode": SkipDecodeConfig,
     "slowest_row": SlowestRowConfig,
+    "speculative": SpeculativeConfig,
     "suitability": SuitabilityConfig,
     "thresholds": ThresholdsConfig,
     "uniformity": UniformityRunConfig,
@@ -38,11 +42,13 @@ __all__ = [
     "BreakdownConfig",
     "GroupingConfig",
     "InvarianceConfig",
+    "KvBudgetConfig",
     "LengthConfig",
     "ReportConfig",
     "ShallowConfig",
     "SkipDecodeConfig",
     "SlowestRowConfig",
+    "SpeculativeConfig",
     "SuitabilityConfig",
     "ThresholdsConfig",
     "UniformityRunConfig",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from ..config import INF, DataConfig, Device, Measure, check_range
+from ..config import INF, DataConfig, Device, Measure, check_once_each, check_range
 
 
 @dataclass
@@ -18,6 +18,7 @@ class BackfillConfig:
     batch_size: int = 64
     clock_batches: list[int] = field(default_factory=lambda: [1, 8, 32])  # at which filling is timed; [] times nothing
     clock_repeats: int = 15  # of which a time is the median
+    passes: list[int] = field(default_factory=lambda: [1, 2, 4, 8])  # positions that `true` takes up at once, batch 1
     device: Device = Device.auto
     bootstrap: int = 1_000
     seed: int = 0
@@ -28,4 +29,8 @@ class BackfillConfig:
         check_range("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
         for name in ("least", "batch_size", "bootstrap", "clock_repeats"):
             check_range(name, getattr(self, name), 1, INF)
+        if self.passes:
+            check_once_each("passes", self.passes)
+        for count in self.passes:
+            check_range("passes", count, 1, 16)
         check_range("seed", self.seed, 0, 2**32 - 1)

@@ -61,6 +61,10 @@ class DecoderAdapter(Protocol):
         """K and V of layer ``index`` at ``step``."""
         ...
 
+    def forget(self, state: Any, step: int) -> None:
+        """Drop the K and V of ``step`` and of all steps after it, in every layer."""
+        ...
+
     def logits(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
         """Shared final norm, then the shared head (scaled by d^-0.5 where the checkpoint is)."""
         ...

@@ -9,11 +9,12 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
 
 from ..checkpoint import load_tensors, read_json
-from ..config import ShapeConfig
+from ..config import Architecture, ShapeConfig
 from ..errors import CheckpointError
 from .copying import init_copying
 from .folder import WEIGHTS, check_tokenizer, read_config
 from .frame import frame_of
+from .llama_scratch import llama_from_scratch
 from .settings import EarlyExitSettings
 from .speaking import SpeakingModel
 from .t5 import EarlyExitT5
@@ -24,11 +25,19 @@ PUBLISHED_BIN, PARTS_INDEX = "pytorch_model.bin", f"{WEIGHTS}.index.json"
 
 def build_from_scratch(
     shape: ShapeConfig, tokenizer: PreTrainedTokenizerBase, settings: EarlyExitSettings
-) -> EarlyExitT5:
-    """A T5 of the given shape with the tokenizer's vocabulary, whose loss starts near ln V and that copies early.
+) -> SpeakingModel:
+    """A model of the given shape with the tokenizer's vocabulary, whose loss starts near ln V and that copies early.
 
-    Uses torch's global generator: seed it first. Hugging Face draws an untied head with std 1, which starts at tens
-    of nats; here its std is d^-0.5, as a tied head has through its scale.
+    Uses torch's global generator: seed it first.
+    """
+    if shape.architecture is Architecture.llama:
+        return llama_from_scratch(shape, tokenizer, settings)
+    return t5_from_scratch(shape, tokenizer, settings)
+
+
+def t5_from_scratch(shape: ShapeConfig, tokenizer: PreTrainedTokenizerBase, settings: EarlyExitSettings) -> EarlyExitT5:
+    """A T5. Hugging Face draws an untied head with std 1, which starts at tens of nats; here its std is d^-0.5, as a
+    tied head has through its scale.
     """
     config = T5Config(
         vocab_size=len(tokenizer),

@@ -1,6 +1,7 @@
 """What decoder-only models have in common: one sequence, in which the prompt stands before the answer."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -117,8 +118,13 @@ class CausalModel(SpeakingModel):
         source_ids: Int[Tensor, "batch source"],
         source_mask: Bool[Tensor, "batch source"],
         decoder_ids: Int[Tensor, "batch target"],
+        reach: Sequence[int] | None = None,
     ) -> list[Float[Tensor, "batch target d_model"]]:
-        """See SpeakingModel. The source's last token predicts the target's first; the start token is not read."""
+        """See SpeakingModel. The source's last token predicts the target's first; the start token is not read.
+
+        With a ``reach`` each row has its own prompt at full depth, however long: SkipDecode (2307.02628, section 3.1)
+        takes the corpus' median length for all, and so trains other positions than it decodes.
+        """
         lengths, steps = source_mask.sum(dim=1), decoder_ids.shape[1]
         width = source_ids.shape[1] + steps - 1
         place = torch.arange(width, device=source_ids.device)[None].expand(len(source_ids), -1)
@@ -133,9 +139,27 @@ class CausalModel(SpeakingModel):
         asked = asked[:, :, None].expand(-1, -1, self.d_model)
         hiddens: list[Tensor] = []
         for index in range(1, self.num_layers + 1):
-            hidden = self.run_layer(index, hidden, place, causal, None)
+            hidden = self._run_first(
+                index, hidden, place, causal, None if reach is None else lengths + reach[index - 1]
+            )
             hiddens.append(hidden.gather(1, asked))
         return hiddens
+
+    def _run_first(
+        self,
+        index: int,
+        hidden: Float[Tensor, "batch length d_model"],
+        place: Int[Tensor, "batch length"],
+        causal: Float[Tensor, "1 1 length length"],
+        ends: Int[Tensor, " batch"] | None,
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Layer ``index`` at each row's positions below ``ends - 1``; what stands there looks at nothing behind it."""
+        if ends is None:
+            return self.run_layer(index, hidden, place, causal, None)
+        n = min(int(ends.max()) - 1, hidden.shape[1])  # no row runs the layer further
+        run = self.run_layer(index, hidden[:, :n], place[:, :n], causal[..., :n, :n], None)
+        run = torch.where((place[:, :n] < ends[:, None] - 1)[..., None], run, hidden[:, :n])
+        return torch.cat([run, hidden[:, n:]], dim=1)
 
 
 @dataclass
@@ -197,6 +221,10 @@ class CausalAdapter:
     def read_kv(self, index: int, state: CausalState, step: int) -> tuple[Tensor, Tensor]:
         layer, at = state.cache.layers[index - 1], state.position(step)
         return layer.keys[:, :, at : at + 1], layer.values[:, :, at : at + 1]
+
+    def forget(self, state: CausalState, step: int) -> None:
+        for layer in state.cache.layers:
+            layer.crop(min(state.position(step) - layer.get_seq_length(), 0))
 
     def logits(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
         return self.model.logits(hidden)

@@ -29,6 +29,7 @@ from ..checkpoint import (
 from ..errors import FP16_REFUSED, CheckpointError
 from . import llama_folder, opt_folder, t5_folder
 from .card import model_card
+from .causal import CausalModel
 from .settings import EarlyExitSettings
 from .speaking import SpeakingModel
 
@@ -152,6 +153,12 @@ def read_config(folder: Path) -> tuple[Kind, Any, bool]:
     return kind, *kind.read_config(values, path)
 
 
+def is_decoder_only(folder: str | Path) -> bool:
+    """By its config alone. Raise CheckpointError as ``read_config`` does."""
+    refuse_foreign(Path(folder))
+    return issubclass(read_config(Path(folder))[0].wrap, CausalModel)
+
+
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocabulary: int, where: str) -> None:
     """Raise CheckpointError where the tokenizer has words that the model cannot read, or no end of text."""
     if tokenizer.eos_token_id is None:
@@ -179,4 +186,13 @@ def _config_values(kind: Kind, model: SpeakingModel, dtype: torch.dtype) -> dict
     return values
 
 
-__all__ = ["MANIFEST", "add_sidecar", "check_tokenizer", "load", "read_config", "refuse_foreign", "save"]
+__all__ = [
+    "MANIFEST",
+    "add_sidecar",
+    "check_tokenizer",
+    "is_decoder_only",
+    "load",
+    "read_config",
+    "refuse_foreign",
+    "save",
+]

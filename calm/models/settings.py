@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ConfigError
 
 FORMAT = 1
 
@@ -53,6 +53,15 @@ class EarlyExitSettings:
             return cls(**values)
         except TypeError as error:
             raise CheckpointError(f"{where}: {error}") from None
+
+
+def need_exits(settings: EarlyExitSettings, what: str) -> None:
+    """Raise ConfigError where the model was trained by a schedule of layers: its other layers never learnt to speak."""
+    if settings.skip_schedule is not None:
+        raise ConfigError(
+            f"{what}: this model was trained by a schedule of layers (skip_schedule in early_exit.json), so it has no "
+            "exits; decode it with calm.SkipSchedule, or give a folder that was trained without finetune.skip_schedule"
+        )
 
 
 def default_exit_layers(num_layers: int, exit_layers: list[int] | None = None, min_exit_layer: int = 1) -> list[int]:

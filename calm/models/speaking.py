@@ -5,6 +5,7 @@ final norm of that layer's residual stream. The exit classifier reads the raw re
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -112,10 +113,14 @@ class SpeakingModel(nn.Module, ABC):
         source_ids: Int[Tensor, "batch source"],
         source_mask: Bool[Tensor, "batch source"],
         decoder_ids: Int[Tensor, "batch target"],
+        reach: Sequence[int] | None = None,
     ) -> list[Float[Tensor, "batch target d_model"]]:
-        """Teacher forcing at full depth: the raw residual stream after every layer where target tokens are predicted.
+        """Teacher forcing: the raw residual stream after every layer where target tokens are predicted.
 
         Args:
             source_ids: padded on the right.
             decoder_ids: the target moved right by one, ``start_token_id`` first.
+            reach: for each layer how many steps of an answer run it, at least one and always the first ones
+                (calm.layer_schedule); the others pass it by, and their residual with them. The source runs every layer.
+                Default: full depth.
         """

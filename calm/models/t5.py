@@ -63,8 +63,7 @@ class EarlyExitT5(SpeakingModel):
         """Teacher forcing: the raw residual stream after every decoder layer.
 
         Args:
-            reach: for each layer how many positions run it, the first ones (calm.layer_schedule); the others pass it
-                by, and their residual with them. Default: all of them run every layer.
+            reach: as ``answer_hiddens`` has it.
         """
         decoder = self.hf.decoder
         hidden = decoder.dropout(decoder.embed_tokens(decoder_input_ids))
@@ -96,8 +95,9 @@ class EarlyExitT5(SpeakingModel):
         source_ids: Int[Tensor, "batch source"],
         source_mask: Bool[Tensor, "batch source"],
         decoder_ids: Int[Tensor, "batch target"],
+        reach: Sequence[int] | None = None,
     ) -> list[Float[Tensor, "batch target d_model"]]:
-        return self.decoder_hiddens(self.encode(source_ids, source_mask), source_mask, decoder_ids)
+        return self.decoder_hiddens(self.encode(source_ids, source_mask), source_mask, decoder_ids, reach)
 
 
 def t5_only(model: nn.Module, what: str) -> EarlyExitT5:

@@ -85,5 +85,9 @@ class T5Adapter:
         layer = state.cache.self_attention_cache.layers[index - 1]
         return layer.keys[:, :, step : step + 1], layer.values[:, :, step : step + 1]
 
+    def forget(self, state: RowState, step: int) -> None:
+        for layer in state.cache.self_attention_cache.layers:
+            layer.crop(min(step - layer.get_seq_length(), 0))
+
     def logits(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
         return self.model.logits(hidden)

@@ -14,11 +14,13 @@ from .breakdown import breakdown_panels
 from .grouping import grouping_panels
 from .interactive import interactive
 from .invariance import invariance_panels
+from .kv_budget import kv_budget_panels
 from .length import length_panels
 from .panels import Panel, draw_panels
 from .shallow import shallow_panels
 from .skipdecode import skipdecode_panels
 from .slowest_row import slowest_row_panels
+from .speculative import speculative_panels
 from .suitability import suitability_panels
 from .thresholds import thresholds_panels
 from .uniformity import uniformity_panels
@@ -30,10 +32,12 @@ FIGURES: dict[str, Callable[[pd.DataFrame, Mapping[str, Any]], list[Panel]]] = {
     "breakdown": breakdown_panels,
     "grouping": grouping_panels,
     "invariance": invariance_panels,
+    "kv_budget": kv_budget_panels,
     "length": length_panels,
     "shallow": shallow_panels,
     "skipdecode": skipdecode_panels,
     "slowest_row": slowest_row_panels,
+    "speculative": speculative_panels,
     "suitability": suitability_panels,
     "thresholds": thresholds_panels,
     "uniformity": uniformity_panels,

@@ -24,14 +24,15 @@ def backfill_panels(df: pd.DataFrame, about: Mapping[str, Any]) -> list[Panel]:
     Args:
         df: rows of eval.backfill, told apart by kind: ``quality`` has variant, rouge_l and its interval; ``position``
             variant, position, equal and its interval; ``error`` variant, cache, skipped, key, value and intervals
-            (``alone``: over a true cache); ``clock``, which may be missing, batch, skipped, of_true.
+            (``alone``: over a true cache); ``clock`` and ``pass``, which may be missing, batch, skipped and of_true, or
+            positions and of_layers.
     """
-    clock = df[df["kind"] == "clock"]
+    clock, passes = df[df["kind"] == "clock"], df[df["kind"] == "pass"]
     return [
         _quality(df[df["kind"] == "quality"]),
         _agreement(df[(df["kind"] == "position") & (df["variant"] != "full")]),
         _errors(df[df["kind"] == "error"]),
-        *([] if clock.empty else [_clock(clock)]),
+        *([] if clock.empty else [_clock(clock, passes)]),
     ]
 
 
@@ -87,14 +88,20 @@ def _errors(df: pd.DataFrame) -> Panel:
     )  # fmt: skip
 
 
-def _clock(df: pd.DataFrame) -> Panel:
+def _clock(df: pd.DataFrame, passes: pd.DataFrame) -> Panel:
     series = []
     for number, (batch, part) in enumerate(df.groupby("batch")):
         points = part.sort_values("skipped")
         share = [100 * each for each in points["of_true"]]
         color, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
         series.append(Series(f"batch {batch:g}", list(points["skipped"]), share, color=color, marker=marker))
+    for number, (count, part) in enumerate(passes[passes["positions"] > 1].groupby("positions"), start=len(series)):
+        points = part.sort_values("skipped")
+        share = [100 * each for each in points["of_layers"]]
+        color, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
+        label = f"true, {count:g} at once"
+        series.append(Series(label, list(points["skipped"]), share, color=color, line="--", marker=marker))
     return Panel(
-        "time of project", "layers above the exit", "of running these layers (%), median", series,
+        "time of project, and of true at once", "layers above the exit", "of running these layers (%), median", series,
         [Level("true: the layers run", 100)], y_range=(0, 135), legend="upper left", columns=3,
     )  # fmt: skip

@@ -102,10 +102,12 @@ class Ours:
             self._costs[key] = measure(engine, measures=[{asked}] if asked else [], lengths=[engine.model.max_source])
         layers = engine.model.spec.num_layers
         wanted = frozenset([asked] if asked else [])
-        traces = [
-            Trace(tuple(fixed_depth(policy, name, step, layers) or layers for step in range(tokens)), measures=wanted)
-            for name in self._names
-        ]
+        fills = not isinstance(policy, Static)
+
+        def depths(name: str) -> tuple[int, ...]:
+            return tuple(fixed_depth(policy, name, step, layers) or layers for step in range(tokens))
+
+        traces = [Trace(depths(name), measures=wanted, fills=fills) for name in self._names]
         simulated = SimEngine(self._costs[key], setting_of(engine), Rule(engine.options.rule))
         simulated.place(traces)
         while simulated.has_work:

@@ -80,6 +80,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         3, "backfill", "Keys and values of skipped layers", "What are they worth, projected, copied, left out or true?"
     ),
     Experiment(
+        14, "kv_budget", "A budget of their errors",
+        "Does it help to run a token at full depth when the expected errors of filled keys and values add up?",
+    ),
+    Experiment(
         7, "invariance", "Batches and answers", "Does an answer depend on the batch that it is decoded in?"
     ),
     Experiment(
@@ -92,6 +96,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         9, "uniformity", "Rows that cross together",
         "Does a batch stop earlier when its rows were trained to cross together, at equal quality?", trains=True,
+    ),
+    Experiment(
+        13, "speculative", "Drafts that are checked",
+        "Does it pay to let the first layers draft several words and the others check them at once, without loss?",
     ),
     Experiment(
         12, "skipdecode", "Layers by position",

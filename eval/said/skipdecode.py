@@ -11,8 +11,10 @@ ORDER = {1: "better", -1: "worse", 0: "not told apart"}
 
 
 def said(summary: Mapping[str, Any]) -> list[str]:
-    """Which speed-up in layers each method holds; SkipDecode against each other method; then the clock."""
-    return [*_held(summary), *_order(summary), *_clock(summary)]
+    """Which speed-up in layers each method holds; SkipDecode against each other method; its variants; what is left of
+    it where requests come and go; the clock.
+    """
+    return [*_held(summary), *_order(summary), *_ablation(summary), *_slots(summary), *_clock(summary)]
 
 
 def _held(summary: Mapping[str, Any]) -> list[str]:
@@ -40,6 +42,45 @@ def _order(summary: Mapping[str, Any]) -> list[str]:
             if pair["against"] == other
         ]
         found.append(f"SkipDecode against {NAMES[other]}, by ROUGE-L: {listed(parts)}.")
+    return found
+
+
+def _ablation(summary: Mapping[str, Any]) -> list[str]:
+    """Each variant of SkipDecode's schedule against the schedule as it stands."""
+    parts = [
+        f"{ORDER[sign(row, 'rouge_l_gained')]} with {_schedule(row)} ({told(row, 'rouge_l_gained', 4)}, "
+        f"{number(row['layers'])} layers)"
+        for row in summary["ablation"][1:]
+    ]
+    if not parts:
+        return []
+    first = summary["ablation"][0]
+    beside = f"{_schedule(first)} ({number(first['layers'])} layers)"
+    return [f"Beside SkipDecode at {summary['variants_of']}x, {beside}, by ROUGE-L: {listed(parts)}."]
+
+
+def _schedule(row: Mapping[str, Any]) -> str:
+    warmup = f"{row['warmup_layers']} warm-up layer" + ("" if row["warmup_layers"] == 1 else "s")
+    return f"{row['decay']} decay from {row['max_layers']} to {row['min_layers']} layers, {warmup}"
+
+
+def _slots(summary: Mapping[str, Any]) -> list[str]:
+    """Calls of layers for a token under each way of batching, of SkipDecode."""
+    found = []
+    for slots in dict.fromkeys(row["slots"] for row in summary["slots"]):
+        mine = [row for row in summary["slots"] if row["slots"] == slots and row["tokens"]]
+        parts = [
+            f"{row['way'].rpartition('-')[2]} {number(row['full_depth'] / row['together'])} begun together, "
+            f"{number(row['full_depth'] / row['continuous'])} in continuous batching, "
+            f"{number(row['full_depth'] / row['banded'])} with a group for each set of layers"
+            for row in mine
+            if row["way"].startswith("skipdecode-")
+        ]
+        if parts:
+            found.append(
+                f"With {slots} places SkipDecode calls layers fewer times than continuous batching at full depth, "
+                f"counted, no clock: {'; '.join(parts)}."
+            )
     return found
 
 

@@ -66,7 +66,7 @@ class TorchOps:
             strict=True,
         ):
             mine.copy_(found)
-        frame.hidden.copy_(self._runner.embed(frame.tokens))
+        frame.hidden.copy_(self._runner.embed(frame.tokens, frame.slots, frame.steps))
         frame.previous.copy_(frame.hidden)
         frame.crossing.fill_(self.parts.spec.num_layers)
         frame.confidences.fill_(float("nan"))
@@ -144,9 +144,15 @@ class TorchOps:
         tokens = self.words(frame)
         involuntary = ~frame.crossed & (emission < self.parts.spec.num_layers)
         frame.said.copy_(torch.stack([tokens, frame.crossing, emission, executed, involuntary.long()]))
-        self.backfill(frame, executed)
+        self.backfill(frame, self.written(frame, executed, rule))
         slots.position[frame.slots] = torch.where(frame.live, frame.steps + 1, 0)
         slots.token[frame.slots] = torch.where(frame.live, tokens.clamp(min=0), 0)
+
+    def written(self, frame: Frame, executed: Tensor, rule: Rule) -> Tensor:
+        """Layers whose K and V need no filling: all of them where nobody reads those above a fixed depth."""
+        if not rule.row_exact:
+            return executed
+        return torch.where(self.parts.exits.fills[frame.slots], executed, self.parts.spec.num_layers)
 
     def words(self, frame: Frame) -> Tensor:
         """Greedy ids of the hidden states; NOTHING where a row has no number."""

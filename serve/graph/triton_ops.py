@@ -91,7 +91,7 @@ class TritonOps(TorchOps):
             frame.said, self._executed, slots.position, slots.token, frame.size, self.parts.spec.num_layers,
             HOLDS=rule.holds, LEAVES=rule.leaves, BLOCK=max(32, triton.next_power_of_2(frame.size)),
         )  # fmt: skip
-        self.backfill(frame, self._executed[: frame.size])
+        self.backfill(frame, self.written(frame, self._executed[: frame.size], rule))
 
     def layer(self, layer: int, frame: Frame, holds: bool) -> None:
         spec, slots, packed, tiles = self.parts.spec, self.parts.slots, self._packed, self._tiles

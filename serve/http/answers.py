@@ -21,6 +21,8 @@ class EarlyExitFacts(BaseModel):
     tokens: int = Field(description="Of the answer, the end-of-sequence token included.")
     mean_exit_layer: float = Field(description="Layers that gave the tokens, on average; 0 without tokens.")
     layers_skipped: float = Field(description="1 - mean_exit_layer / decoder layers: a share of layers, no speed-up.")
+    drafted: int | None = Field(None, description="Words that the first layers drafted, where they were asked to.")
+    accepted: int | None = Field(None, description="Of those, words that the whole stack said too.")
     exit_layers: list[int] | None = Field(
         None,
         description="Layer of each token, where asked for; in a stream of those since the last chunk.",
@@ -158,6 +160,8 @@ def facts(ended: Ended, num_layers: int, layers: Sequence[int] | None) -> Json:
         "mean_exit_layer": round(mean, 4),
         "layers_skipped": round(1.0 - mean / num_layers, 4) if emitted else 0.0,
     }
+    if ended.drafted:
+        told |= {"drafted": ended.drafted, "accepted": ended.accepted}
     return told if layers is None else {**told, "exit_layers": list(layers)}
 
 

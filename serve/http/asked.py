@@ -77,8 +77,9 @@ Prompt = Annotated[
         {
             "anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}, _IDS, {**_IDS, "items": _IDS}],
             "description": (
-                "The source that the encoder reads: a text, token ids (the end-of-sequence id last), or a list of "
-                "texts or of id lists. Each prompt of a list gets its own choices: prompt i has index i*n to i*n+n-1."
+                "What is answered: a text, token ids (with all that the model wants around a source, such as the "
+                "end-of-sequence id last), or a list of texts or of id lists. Each prompt of a list gets its own "
+                "choices: prompt i has index i*n to i*n+n-1."
             ),
         }
     ),
@@ -104,15 +105,28 @@ class StreamOptions(BaseModel):
     include_obfuscation: Annotated[Any, Only(False)] = None
 
 
-class EarlyExit(BaseModel):
-    """How deep each token goes: exactly one of policy, threshold and tolerance; `layers` may also stand alone."""
+class Drafted(BaseModel):
+    """Full depth, several tokens at a time: the first layers draft, the others verify; no answer changes."""
 
     model_config = STRICT
-    policy: Literal["full", "certified", "static"] | None = Field(
+    layer: int = Field(ge=1, le=1024, description="The last layer that drafts.")
+    length: int = Field(4, ge=1, le=1024, description="Words drafted at a time, at most.")
+    measure: Literal["softmax", "state", "classifier", "max_prob", "entropy"] | None = Field(
+        None, description="Drafting stops where this confidence is below the threshold; default: nowhere."
+    )
+    threshold: float = Field(0.0, ge=0, le=1)
+
+
+class EarlyExit(BaseModel):
+    """How deep tokens go: exactly one of policy, threshold, tolerance and draft; `layers` may also stand alone."""
+
+    model_config = STRICT
+    policy: Literal["full", "certified", "static", "skip_schedule"] | None = Field(
         None,
         description=(
             "full: all layers. certified: the server's default tolerance, else the smallest that the model is "
-            "certified for. static: the same layer for every token."
+            "certified for. static: the same layer for every token. skip_schedule: the layers of each position that "
+            "the model was trained with."
         ),
     )
     layer: int | None = Field(None, ge=1, le=1024, description="Of policy static.")
@@ -134,17 +148,18 @@ class EarlyExit(BaseModel):
     consistency: Literal["risk", "textual"] | None = Field(
         None, description="Which certificate: against the reference (risk, the default) or the full model's text."
     )
+    draft: Drafted | None = Field(None, description="Decode at full depth, several tokens at a time.")
     layers: bool | None = Field(None, description="Tell the exit layer of every token.")
 
     @model_validator(mode="after")
     def _one(self) -> "EarlyExit":
-        asked = [name for name in ("policy", "threshold", "tolerance") if getattr(self, name) is not None]
+        asked = [name for name in ("policy", "threshold", "tolerance", "draft") if getattr(self, name) is not None]
         if len(asked) > 1 or (not asked and not self.layers):
-            raise bad_request("early_exit: give exactly one of policy, threshold and tolerance", "early_exit")
+            raise bad_request("early_exit: give exactly one of policy, threshold, tolerance and draft", "early_exit")
         if (self.layer is None) == (self.policy == "static"):
             said = "early_exit.layer: policy static needs it, and nothing else takes it"
             raise bad_request(said, "early_exit.layer")
-        fixed = self.policy in ("full", "static") or not asked
+        fixed = self.policy in ("full", "static", "skip_schedule") or not asked or self.draft is not None
         for name in ("measure", "consistency"):
             if getattr(self, name) is not None and fixed:
                 said = "it decides nothing here; it goes with threshold, tolerance or policy certified"

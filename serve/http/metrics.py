@@ -106,6 +106,8 @@ class Metrics:
         self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
         self._generation_tokens = counter("generation_tokens", "Tokens of answers.")
         self._involuntary = counter("involuntary_tokens", "Tokens that a mate made a request speak before it crossed.")
+        self._drafted = counter("drafted_tokens", "Words that first layers drafted.")
+        self._accepted = counter("accepted_tokens", "Drafted words that the whole stack said too.")
         self._ttft = histogram("time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN)
         self._itl = histogram("inter_token_latency_seconds", "Between two tokens of a request.", BETWEEN_TOKENS)
         self._tpot = histogram("request_time_per_output_token_seconds", "Mean of a request's.", BETWEEN_TOKENS)
@@ -165,6 +167,8 @@ class Metrics:
     def _ended(self, ended: Ended) -> None:
         self._spoke.pop(ended.id, None)
         self._involuntary.inc(ended.involuntary)
+        self._drafted.inc(ended.drafted)
+        self._accepted.inc(ended.accepted)
         if ended.expired:
             self._expired.inc()
         if ended.status is Status.failed:
@@ -199,8 +203,12 @@ class Metrics:
         yield GaugeMetricFamily("calm_num_requests_running", "Rows in the batch.", value=load.running)
         yield GaugeMetricFamily("calm_num_requests_waiting", "Requests in the queue.", value=load.waiting)
         yield GaugeMetricFamily("calm_num_requests_parked", "Rows that wait for company.", value=load.parked)
-        used = load.running / rows if rows else 0.0
-        yield GaugeMetricFamily("calm_kv_cache_usage_perc", "Share of the K/V slots in use, 0 to 1.", value=used)
+        used = load.blocks_used / load.blocks if load.blocks else load.running / rows if rows else 0.0
+        yield GaugeMetricFamily("calm_kv_cache_usage_perc", "Share of the K/V memory in use, 0 to 1.", value=used)
+        free = load.blocks - load.blocks_used
+        yield GaugeMetricFamily("calm_kv_blocks_used", "Blocks of the cache that rows have.", value=load.blocks_used)
+        yield GaugeMetricFamily("calm_kv_blocks_free", "Blocks of the cache that nobody has.", value=free)
+        yield CounterMetricFamily("calm_preemptions", "Rows that gave their blocks up.", value=load.preemptions)
         executed, skipped = load.layers_executed, load.layers_skipped
         yield CounterMetricFamily("calm_layers_executed", "Decoder layers that ran, by row.", value=executed)
         yield CounterMetricFamily("calm_layers_skipped", "Decoder layers that did not run, by row.", value=skipped)

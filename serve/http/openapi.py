@@ -38,10 +38,11 @@ EVENT = {
     "required": ["data"],
 }
 DESCRIPTION = """\
-Completions of a certified early-exit T5. The prompt is the encoder's input and the answer is generated from it. Every
-token is given by the first decoder layer whose confidence reaches a threshold; a threshold of the certified set keeps
-the expected loss of quality below its tolerance. Decoding is greedy unless a temperature is given, and at full depth
-unless `early_exit` says otherwise or the server has a default tolerance.
+Completions of a certified early-exit model. The prompt is an encoder's input, or what a decoder-only model reads before
+it answers: a text gets the model's own frame, such as its chat template's, around it. Every token (of a decoder-only
+model: every token but the first) is given by the first decoder layer whose confidence reaches a threshold; a threshold
+of the certified set keeps the expected loss of quality below its tolerance. Decoding is greedy unless a temperature is
+given, and at full depth unless `early_exit` says otherwise or the server has a default tolerance.
 
 Errors have one form, `{"error": {"message", "type", "param", "code"}}`, and never repeat what was sent. Every answer
 carries `x-request-id`.

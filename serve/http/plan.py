@@ -4,13 +4,15 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from calm.config import Consistency
-from calm.policies import Full, Static
+from calm.config import Consistency, Measure
+from calm.drafting import Draft
+from calm.errors import ConfigError
+from calm.policies import Full, SkipSchedule, Static
 from calm.serve_config import ServeConfig
 
 from ..messages import ModelInfo
 from ..options import RequestOptions
-from .asked import CompletionRequest
+from .asked import CompletionRequest, Drafted
 from .backend import Source
 from .errors import bad_request
 
@@ -75,9 +77,11 @@ def derived(seed: int | None, choice: int) -> int | None:
 def depth(asked: CompletionRequest, info: ModelInfo, config: ServeConfig) -> dict[str, Any]:
     """What RequestOptions are told of early exit. Raises ApiError (400)."""
     wish = asked.early_exit
+    if wish is not None and wish.draft is not None:
+        return {"draft": _draft(wish.draft, asked, info)}
     if wish is None or (wish.policy is None and wish.threshold is None and wish.tolerance is None):
         if config.default_tolerance is None:
-            return {"policy": Full()}
+            return {"policy": Full() if info.schedule is None else SkipSchedule(info.schedule)}
         return {"tolerance": config.default_tolerance, "consistency": config.default_consistency}
     if wish.policy == "full":
         return {"policy": Full()}
@@ -85,6 +89,11 @@ def depth(asked: CompletionRequest, info: ModelInfo, config: ServeConfig) -> dic
         if (wish.layer or 0) > info.num_layers:
             raise bad_request(f"early_exit.layer: the model has {info.num_layers} decoder layers", "early_exit.layer")
         return {"policy": Static(wish.layer or 0)}
+    if wish.policy == "skip_schedule":
+        if info.schedule is None:
+            said = "early_exit.policy: the model was not trained by a schedule of layers; ask for another policy"
+            raise bad_request(said, "early_exit.policy")
+        return {"policy": SkipSchedule(info.schedule)}
     consistency = Consistency(wish.consistency or config.default_consistency)
     told = {"measure": wish.measure, "consistency": consistency}
     if wish.threshold is not None:
@@ -92,6 +101,19 @@ def depth(asked: CompletionRequest, info: ModelInfo, config: ServeConfig) -> dic
     if wish.tolerance is not None:
         return {"tolerance": wish.tolerance, **told}
     return {"tolerance": _certified(consistency, info, config), **told}
+
+
+def _draft(wish: Drafted, asked: CompletionRequest, info: ModelInfo) -> Draft:
+    if not asked.greedy or asked.min_tokens:
+        said = "early_exit.draft: it verifies greedy words; leave temperature and min_tokens out"
+        raise bad_request(said, "early_exit.draft")
+    measure = None if wish.measure is None else Measure(wish.measure)
+    try:
+        draft = Draft(wish.layer, wish.length, measure, wish.threshold)
+        draft.check_depth(info.num_layers)
+    except ConfigError as error:
+        raise bad_request(f"early_exit.{error}", "early_exit.draft") from None
+    return draft
 
 
 def _certified(consistency: Consistency, info: ModelInfo, config: ServeConfig) -> float:

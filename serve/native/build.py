@@ -20,7 +20,7 @@ from pathlib import Path
 from calm.checkpoint import sha256_file
 from calm.errors import CalmError
 
-from .views import EncoderView, ModelView, WaveView
+from .views import LANES, DraftView, EncoderView, ModelView, WaveView
 
 logger = logging.getLogger(__name__)
 
@@ -167,6 +167,8 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
         "calm_coarse_lanes": (long, [whole, whole]),
         "calm_model_bytes": (whole, []),
         "calm_wave_bytes": (whole, []),
+        "calm_draft_bytes": (whole, []),
+        "calm_draft_lanes": (whole, []),
         "calm_encoder_bytes": (whole, []),
         "calm_engine_new": (pointer, [pointer]),
         "calm_engine_free": (None, [pointer]),
@@ -175,6 +177,8 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
         "calm_start": (None, [pointer, pointer]),
         "calm_climb": (whole, [pointer, pointer]),
         "calm_speak": (whole, [pointer, pointer]),
+        "calm_follow": (whole, [pointer, pointer, pointer, whole]),
+        "calm_speculate": (whole, [pointer, pointer]),
         "calm_logits": (None, [pointer, pointer, whole, pointer]),
         "calm_encoder_new": (pointer, [pointer]),
         "calm_encoder_free": (None, [pointer]),
@@ -183,8 +187,10 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
     for name, (result, arguments) in signatures.items():
         function = getattr(found, name)
         function.restype, function.argtypes = result, arguments
-    sizes = (found.calm_model_bytes(), found.calm_wave_bytes(), found.calm_encoder_bytes())
-    ours = tuple(map(ctypes.sizeof, (ModelView, WaveView, EncoderView)))
+    sizes = tuple(getattr(found, f"calm_{what}_bytes")() for what in ("model", "wave", "draft", "encoder"))
+    ours = tuple(map(ctypes.sizeof, (ModelView, WaveView, DraftView, EncoderView)))
     if sizes != ours:
         raise NativeError(f"the compiled structures have {sizes} bytes, not {ours}; use runner=eager")
+    if found.calm_draft_lanes() != LANES:
+        raise NativeError(f"the compiled rounds have {found.calm_draft_lanes()} lanes, not {LANES}; use runner=eager")
     return found

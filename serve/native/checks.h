@@ -27,6 +27,14 @@ static float cosine(const float* a, const float* b, int count) {
     return clamped(inner_product(a, b, count) / (norm > 1e-8f || norm != norm ? norm : 1e-8f));
 }
 
+// ``state`` or ``classifier``; NaN where there is none.
+static float confidence_of_state(const Model& m, int slot, int64_t measure, int layer) {
+    const float* hidden = m.hidden + (int64_t)slot * m.d_model;
+    if (measure == CLASSIFIER)
+        return 1.0f / (1.0f + std::exp(-inner_product(m.classifier, hidden, m.d_model) - m.classifier_bias));
+    return layer > 1 ? cosine(hidden, m.previous + (int64_t)slot * m.d_model, m.d_model) : NAN;
+}
+
 static bool reads_words(int64_t measure) { return measure >= 0 && measure != STATE && measure != CLASSIFIER; }
 
 // Logits of these slots' hidden over all words; row i at s.logits + i * vocabulary.
@@ -146,12 +154,8 @@ static void ask(const Model& m, Scratch& s, Checker& c, const Wave& w) {
         const int slot = w.active[i];
         const int64_t measure = m.measures[slot];
         if (measure < 0 || (w.holds && m.crossed[slot])) continue;
-        const float* hidden = m.hidden + (int64_t)slot * m.d_model;
-        if (measure == STATE) {
-            if (w.layer > 1) c.confidence[i] = cosine(hidden, m.previous + (int64_t)slot * m.d_model, m.d_model);
-        } else if (measure == CLASSIFIER) {
-            const float x = inner_product(m.classifier, hidden, m.d_model) + m.classifier_bias;
-            c.confidence[i] = 1.0f / (1.0f + std::exp(-x));
+        if (!reads_words(measure)) {
+            c.confidence[i] = confidence_of_state(m, slot, measure, w.layer);
         } else if (has_candidates(m, slot)) {
             float* logits = Scratch::need(s.logits, m.head_k + W);
             candidate_words(m, s, slot, logits);
@@ -223,6 +227,18 @@ static void say_screened(const Model& m, Scratch& s, Checker& c, std::vector<int
     c.asked.resize(open), places.resize(open);
 }
 
+// The full head's words of the rows in ``c.asked``, at ``words[c.places[j]]``.
+static void say_asked(const Model& m, Scratch& s, Checker& c, int32_t* words, int32_t* fallbacks) {
+    if (m.head_kind == SCREENED && !c.asked.empty()) {
+        say_screened(m, s, c, c.places, words);
+        *fallbacks += (int32_t)c.asked.size();
+    }
+    if (c.asked.empty()) return;
+    all_words(m, s, c.asked.data(), (int)c.asked.size());
+    for (size_t j = 0; j < c.asked.size(); j++)
+        words[c.places[j]] = best_of(s.logits.data() + (int64_t)j * m.vocabulary, m.vocabulary).word;
+}
+
 // Greedy words of these rows. ``emission``: where each speaks; ``fallbacks`` counts rows that the screen left open.
 static void say(const Model& m, Scratch& s, Checker& c, const int32_t* slots, const int32_t* emission, int count,
                 int32_t* words, int32_t* fallbacks) {
@@ -244,14 +260,7 @@ static void say(const Model& m, Scratch& s, Checker& c, const int32_t* slots, co
             c.asked.push_back(slot), c.places.push_back(i);
         }
     }
-    if (m.head_kind == SCREENED && !c.asked.empty()) {
-        say_screened(m, s, c, c.places, words);
-        *fallbacks += (int32_t)c.asked.size();
-    }
-    if (c.asked.empty()) return;
-    all_words(m, s, c.asked.data(), (int)c.asked.size());
-    for (size_t j = 0; j < c.asked.size(); j++)
-        words[c.places[j]] = best_of(s.logits.data() + (int64_t)j * m.vocabulary, m.vocabulary).word;
+    say_asked(m, s, c, words, fallbacks);
 }
 
 }  // namespace calm

@@ -12,7 +12,7 @@ namespace calm {
 struct Scratch {
     Rows x, few;
     std::vector<float> query, kv, mixed, residual, wide, out, normed, logits, scores, mixed_head;
-    std::vector<int32_t> query_lanes, share_lanes;
+    std::vector<int32_t> query_lanes, share_lanes, written;
     std::vector<int> order;
 
     template <class T>
@@ -65,7 +65,7 @@ static void write_kv_as(const Model& m, int layer, int slot, const float* kv) {
     const HeadShape shape = own_shape(m);
     const int step = m.step[slot], inner = m.heads * m.d_kv;
     for (int h = 0; h < m.heads; h++) {
-        const int64_t at = head_at(m, layer, slot, h);
+        const int64_t at = head_at(m, layer, m.home[slot], h);
         put_key<T>(m.keys + at * shape.key_lanes(), shape, step, kv + h * m.d_kv);
         put_value<T>(m.values + at * shape.value_lanes(), shape, step, kv + inner + h * m.d_kv);
     }
@@ -87,15 +87,16 @@ static void attend_sources_coarsely(const Model& m, Scratch& s, int layer, const
     const HeadScratch at = scratch_of(m, s, shape.positions);
     for (int i = 0; i < count; i++)
         for (int h = 0; h < m.heads; h++) {
-            const int64_t place = head_at(m, layer, slots[i], h), where = ((int64_t)i * m.heads + h) * m.d_kv;
-            if (m.source_length[slots[i]] <= 0) {  // a slot without a source
+            const int home = m.home[slots[i]];
+            const int64_t place = head_at(m, layer, home, h), where = ((int64_t)i * m.heads + h) * m.d_kv;
+            if (m.source_length[home] <= 0) {  // a slot without a source
                 std::memset(s.mixed.data() + where, 0, (size_t)m.d_kv * 4);
                 continue;
             }
             attend_coarse(s.query.data() + where, m.cross_keys + place * shape.key_lanes(),
                           m.cross_values + place * shape.value_lanes(),
                           Coarse::at(m.coarse + place * Coarse::lanes(shape), shape), shape,
-                          m.source_length[slots[i]], at, s.mixed.data() + where);
+                          m.source_length[home], at, s.mixed.data() + where);
         }
 }
 
@@ -106,14 +107,14 @@ static void attend_rows_as(const Model& m, Scratch& s, int layer, const int32_t*
     const int inner = m.heads * m.d_kv;
     const HeadScratch at = scratch_of(m, s, shape.positions);
     for (int i = 0; i < count; i++) {
-        const int slot = slots[i], step = m.step[slot];
-        const int length = cross ? m.source_length[slot] : step + 1;
+        const int home = m.home[slots[i]], step = m.step[slots[i]];
+        const int length = cross ? m.source_length[home] : step + 1;
         if (length <= 0) {  // a slot without a source
             std::memset(s.mixed.data() + (int64_t)i * inner, 0, (size_t)inner * 4);
             continue;
         }
         for (int h = 0; h < m.heads; h++) {
-            const int64_t place = head_at(m, layer, slot, h);
+            const int64_t place = head_at(m, layer, home, h);
             const float* bias = cross ? nullptr : m.bias + (int64_t)h * (m.positions + W) + m.positions - 1 - step;
             attend<T>(s.query.data() + (int64_t)i * inner + h * m.d_kv, keys + place * shape.key_lanes(),
                       values + place * shape.value_lanes(), shape, length, bias, at,
@@ -177,7 +178,8 @@ static void feed_forward(const M& m, Scratch& s, const L& layer, int count) {
     add_product(m, s, layer.down);
 }
 
-// Layer ``layer`` on these rows: their K/V at their positions, and their hidden after it in ``residual``.
+// Layer ``layer`` on these rows: their K/V at their positions, and their hidden after it in ``residual``. Several may be
+// lanes of one slot: all K/V are written before anybody reads, and a row reads none behind its own position.
 static void run_layer(const Model& m, Scratch& s, int layer, const int32_t* slots, int count) {
     const Layer& weights = m.layer[layer - 1];
     const int inner = m.heads * m.d_kv, d = m.d_model;
@@ -207,24 +209,24 @@ static void run_layer(const Model& m, Scratch& s, int layer, const int32_t* slot
     feed_forward(m, s, weights, count);
 }
 
-// K/V of the layers above ``executed`` of each row, from its hidden; a row is normalised once for all layers.
-static void backfill(const Model& m, Scratch& s, const int32_t* slots, const int32_t* executed, int count) {
+// K/V of the layers above ``written`` of each row, from its hidden; a row is normalised once for all layers.
+static void backfill(const Model& m, Scratch& s, const int32_t* slots, const int32_t* written, int count) {
     std::vector<int>& order = s.order;
     order.resize(count);
     for (int i = 0; i < count; i++) order[i] = i;
     std::sort(order.begin(), order.end(), [&](int a, int b) {
-        return executed[a] < executed[b] || (executed[a] == executed[b] && a < b);
+        return written[a] < written[b] || (written[a] == written[b] && a < b);
     });
     const int inner = m.heads * m.d_kv;
     float* kv = Scratch::need(s.kv, (size_t)count * 2 * inner);
     int rows = 0;
-    while (rows < count && executed[order[rows]] < m.layers) rows++;
+    while (rows < count && written[order[rows]] < m.layers) rows++;
     if (!rows) return;
     s.x.shape(m.kind, rows, m.d_model);
     for (int i = 0; i < rows; i++) put_normed(m, s, i, m.hidden + (int64_t)slots[order[i]] * m.d_model);
     for (int layer = 1; layer <= m.layers; layer++) {
         int below = 0;
-        while (below < rows && executed[order[below]] < layer) below++;
+        while (below < rows && written[order[below]] < layer) below++;
         s.x.count = below;
         product(s.x, m.layer[layer - 1].kv, kv, 2 * inner);
         for (int i = 0; i < below; i++) write_kv(m, layer, slots[order[i]], kv + (int64_t)i * 2 * inner);

@@ -14,7 +14,7 @@ from ..accounting import Clock
 from ..exits import Exits
 from .build import Handle, library
 from .slots import NativeSlots
-from .views import BF16, FP32, NO_MEMORY, STANDS, MatrixView, ModelView, WaveView
+from .views import BF16, FP32, LANES, NO_MEMORY, STANDS, DraftView, MatrixView, ModelView, WaveView
 from .weights import ACTIVATIONS, Packed, address, bias_by_distance
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class NativeMachine:
 
     Attributes:
         measured: sizes that a cost table is measured at.
-        step, token: by slot; set before a wave starts.
+        step, token: by slot; set before a wave or a round starts. Behind the slots ``step`` has those of the lanes.
         confidences: (slots, L), where they are recorded.
     """
 
@@ -53,8 +53,10 @@ class NativeMachine:
         self.spare: list[Any] = []  # memory of waves that have spoken
         self.num_layers = spec.num_layers
         rows, k = slots.count + 1, min(head_k, spec.vocab_size)
-        self.step, self.token = (ctypes.c_int32 * rows)(), (ctypes.c_int32 * rows)()
-        self._hidden, self._previous = (torch.zeros(rows, spec.d_model) for _ in range(2))
+        places = rows * (1 + LANES)
+        self.step, self.token = (ctypes.c_int32 * places)(), (ctypes.c_int32 * rows)()
+        self._home = torch.cat([torch.arange(rows), torch.arange(rows).repeat_interleave(LANES)]).int()
+        self._hidden, self._previous = (torch.zeros(places, spec.d_model) for _ in range(2))
         self._ints = torch.zeros((len(STANDS), rows), dtype=torch.int32)
         self._candidates = torch.full((rows, k), -1, dtype=torch.int32)
         self.confidences = torch.full((rows, spec.num_layers), float("nan"))
@@ -100,6 +102,7 @@ class NativeMachine:
             sources=slots.max_source,
             record=record,
             step=ctypes.addressof(self.step),
+            home=address(self._home),
             token=ctypes.addressof(self.token),
             hidden=address(self._hidden),
             previous=address(self._previous),
@@ -108,13 +111,23 @@ class NativeMachine:
         )
         for name in ("keys", "values", "cross_keys", "cross_values", "coarse", "source_length"):
             setattr(view, name, address(getattr(slots, name)))
-        for name in ("thresholds", "depths", "measures", "run_lengths"):
+        for name in ("thresholds", "depths", "measures", "run_lengths", "fills"):
             setattr(view, name, address(getattr(exits, name)))
         for name, row in zip(STANDS, self._ints, strict=True):
             setattr(view, name, address(row))
         functions = library()
         self._start, self._climb, self._speak = functions.calm_start, functions.calm_climb, functions.calm_speak
-        kept = [self.step, self.token, self._hidden, self._previous, self._ints, self._candidates, self.confidences]
+        self._speculate = functions.calm_speculate
+        kept = [
+            self.step,
+            self._home,
+            self.token,
+            self._hidden,
+            self._previous,
+            self._ints,
+            self._candidates,
+            self.confidences,
+        ]
         kept += [self._bias, self._checked, self._classifier, self._words, self._doubt]
         self._owner = Handle("engine", view, packed, exits, *kept)
         self._handle = self._owner.address
@@ -152,6 +165,17 @@ class NativeMachine:
         """Raise MemoryError."""
         if self._speak(self._handle, ctypes.byref(wave)) == NO_MEMORY:
             raise MemoryError("no memory left for the words of this batch")
+
+    def follow(self, wave: WaveView, layers: Sequence[int]) -> None:
+        """Raise MemoryError."""
+        chosen = (ctypes.c_int32 * len(layers))(*layers)
+        if library().calm_follow(self._handle, ctypes.byref(wave), ctypes.addressof(chosen), len(layers)) == NO_MEMORY:
+            raise MemoryError("no memory left for a band of this batch")
+
+    def speculate(self, draft: DraftView) -> None:
+        """Raise MemoryError."""
+        if self._speculate(self._handle, ctypes.byref(draft)) == NO_MEMORY:
+            raise MemoryError("no memory left for a round of this batch")
 
     def states(self, slots: Sequence[int]) -> Tensor:
         """(rows, d_model) hidden states of these slots, fp32."""

@@ -39,10 +39,12 @@ struct Model {
     const int64_t* depths;       // slots x positions; 0: confidences decide
     const int64_t* measures;     // slots; -1: none
     const int64_t* run_lengths;  // slots; k of ``agreement``
+    const uint8_t* fills;        // slots; 0: nobody reads K/V above the row's depth, which is fixed
 
-    // where a row stands in its step
-    float *hidden, *previous;  // slots x d_model
-    int32_t *step, *token, *crossing, *crossed, *argmax, *run;
+    // where a row stands in its step; after the slots come the lanes: positions of a row that drafts, LANES a slot
+    float *hidden, *previous;  // (slots + lanes) x d_model
+    int32_t *step, *home;      // slots + lanes; home: the slot whose K/V it reads and writes, a slot's own number
+    int32_t *token, *crossing, *crossed, *argmax, *run;
     int32_t *seen, *seen_after;  // best word of the full head's last look, and the layer it looked after; 0: none yet
     int32_t* candidates;       // slots x head_k; the first is NOTHING before the first check
     float* confidences;        // slots x layers
@@ -64,6 +66,25 @@ struct Wave {
     int32_t cpu_time;  // seconds are those that this thread was running
 };
 
+constexpr int LANES = 16;  // positions that a row may stand at in one round
+
+// A round of rows that draft: the first layers say what the next words may be, the others read all of them at once.
+struct Draft {
+    int32_t count, layer, length;   // rows; layers that draft; words drafted at most
+    int32_t measure;                // drafting stops where this confidence is below ``threshold``; -1: none
+    float threshold;
+    int32_t eos;                    // after which nobody drafts; -1: any word may follow
+    const int32_t *slots, *room;    // rows; words that each may still say, 1 at least
+    int32_t *positions, *guesses;   // of each row in this round: where it stood, and how many words it drafted
+    int32_t* drafted;               // count x LANES
+    int32_t* words;                 // count x LANES: what the whole stack says at each position
+    int32_t* batch;                 // rows of each layer that ran, in order
+    int32_t ran;
+    int32_t fallbacks, cpu_time;
+    double* seconds;                // by Stage
+};
+
+enum Stage : int32_t { DRAFT_LAYERS = 0, DRAFT_HEAD = 1, VERIFY = 2, WORDS = 3 };
 enum Stop : int32_t { ALL_CROSSED = 0, QUANTILE = 1, LOCKSTEP = 2 };
 enum Status : int32_t { ENDED = 0, PAUSED = 1, PARKED = 2, NO_MEMORY = 3 };
 enum Phase : int32_t { LAYERS = 0, CHECKS = 1, HEAD = 2, BACKFILL = 3, PHASES = 4 };

@@ -1,9 +1,8 @@
 // One decode step of a wave on a CPU: calm.rules.climb, told in one call so that nobody waits for an interpreter
 // between two layers. The functions at the end are what serve/native calls.
-#include <ctime>
 #include <new>
 
-#include "checks.h"
+#include "draft.h"
 #include "encoder.h"
 
 namespace calm {
@@ -12,22 +11,7 @@ struct Engine {
     Model m;
     Scratch scratch;
     Checker checker;
-};
-
-static double now(bool cpu_time) {
-    timespec time;
-    clock_gettime(cpu_time ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &time);
-    return time.tv_sec + 1e-9 * time.tv_nsec;
-}
-
-struct Timer {
-    const Wave& w;
-    double last = now(w.cpu_time);
-    void operator()(Phase phase) {
-        const double time = now(w.cpu_time);
-        w.seconds[phase] += time - last;
-        last = time;
-    }
+    Drafter drafter;
 };
 
 static void start(Engine& e, const Wave& w) {
@@ -89,7 +73,7 @@ static void leave(const Model& m, Wave& w) {
 }
 
 static Status climb(Engine& e, Wave& w) {
-    Timer timer{w};
+    Timer timer(w.seconds, w.cpu_time);
     while (w.layer < e.m.layers) {
         w.layer++;
         run(e, w);
@@ -106,10 +90,29 @@ static Status climb(Engine& e, Wave& w) {
     return ENDED;
 }
 
+// These layers of all rows and no others, and their words; nothing is filled in.
+static void follow(Engine& e, Wave& w, const int32_t* layers, int count) {
+    const Model& m = e.m;
+    Timer timer(w.seconds, w.cpu_time);
+    for (int i = 0; i < count; i++) {
+        w.layer = layers[i];
+        run(e, w);
+    }
+    timer(LAYERS);
+    Checker& c = e.checker;
+    c.asked.assign(w.active, w.active + w.active_count), c.places.resize(w.active_count);
+    for (int i = 0; i < w.active_count; i++) {
+        w.done[i] = w.active[i], c.places[i] = i;
+        w.crossing[i] = w.emission[i] = w.layer, w.executed[i] = count, w.involuntary[i] = 0;
+    }
+    say_asked(m, e.scratch, c, w.tokens, &w.fallbacks);
+    timer(HEAD);
+}
+
 // Words of the done and the active rows, in this order, and the K/V above their exits.
 static void speak(Engine& e, Wave& w) {
     const Model& m = e.m;
-    Timer timer{w};
+    Timer timer(w.seconds, w.cpu_time);
     const int count = w.done_count + w.active_count;
     std::memcpy(w.done + w.done_count, w.active, (size_t)w.active_count * 4);
     for (int i = 0; i < count; i++) {
@@ -121,7 +124,12 @@ static void speak(Engine& e, Wave& w) {
     }
     say(m, e.scratch, e.checker, w.done, w.emission, count, w.tokens, &w.fallbacks);
     timer(HEAD);
-    backfill(m, e.scratch, w.done, w.executed, count);
+    std::vector<int32_t>& written = e.scratch.written;
+    written.assign(w.executed, w.executed + count);
+    const bool row_exact = w.holds && w.stop == ALL_CROSSED;
+    for (int i = 0; row_exact && i < count; i++)
+        if (!m.fills[w.done[i]]) written[i] = m.layers;
+    backfill(m, e.scratch, w.done, written.data(), count);
     timer(BACKFILL);
 }
 
@@ -216,9 +224,11 @@ int64_t calm_coarse_lanes(int32_t positions, int32_t width) {
 
 int32_t calm_model_bytes() { return sizeof(Model); }
 int32_t calm_wave_bytes() { return sizeof(Wave); }
+int32_t calm_draft_bytes() { return sizeof(Draft); }
+int32_t calm_draft_lanes() { return LANES; }
 int32_t calm_encoder_bytes() { return sizeof(Encoder); }
 
-Engine* calm_engine_new(const Model* model) { return new Engine{*model, {}, {}}; }
+Engine* calm_engine_new(const Model* model) { return new Engine{*model, {}, {}, {}}; }
 void calm_engine_free(Engine* engine) { delete engine; }
 
 void calm_put_source(Engine* e, int32_t slot, const float* keys, const float* values, int32_t length) {
@@ -237,9 +247,29 @@ int32_t calm_climb(Engine* e, Wave* w) {
         return NO_MEMORY;
     }
 }
+int32_t calm_follow(Engine* e, Wave* w, const int32_t* layers, int32_t count) {
+    try {
+        follow(*e, *w, layers, count);
+        return ENDED;
+    } catch (const std::bad_alloc&) {
+        return NO_MEMORY;
+    }
+}
 int32_t calm_speak(Engine* e, Wave* w) {
     try {
         speak(*e, *w);
+        return ENDED;
+    } catch (const std::bad_alloc&) {
+        return NO_MEMORY;
+    }
+}
+
+// One round of these rows: draft, then verify. ENDED or NO_MEMORY.
+int32_t calm_speculate(Engine* e, Draft* d) {
+    try {
+        Timer timer(d->seconds, d->cpu_time);
+        draft(e->m, e->scratch, e->drafter, *d, timer);
+        verify(e->m, e->scratch, e->checker, e->drafter, *d, timer);
         return ENDED;
     } catch (const std::bad_alloc&) {
         return NO_MEMORY;

@@ -45,8 +45,8 @@ class ModelView(ctypes.Structure):
         *((name, POINTER) for name in ("doubt", "bias", "classifier", "checked")),
         *((name, INT) for name in ("slots", "positions", "sources", "record")),
         *((name, POINTER) for name in ("keys", "values", "cross_keys", "cross_values", "coarse", "source_length")),
-        *((name, POINTER) for name in ("thresholds", "depths", "measures", "run_lengths")),
-        *((name, POINTER) for name in ("hidden", "previous", "step", "token", *STANDS)),
+        *((name, POINTER) for name in ("thresholds", "depths", "measures", "run_lengths", "fills")),
+        *((name, POINTER) for name in ("hidden", "previous", "step", "home", "token", *STANDS)),
         *((name, POINTER) for name in ("candidates", "confidences")),
     ]
 
@@ -63,6 +63,23 @@ class WaveView(ctypes.Structure):
         *((name, POINTER) for name in ("batch", "seconds")),
         ("fallbacks", INT),
         ("cpu_time", INT),
+    ]
+
+
+LANES = 16  # positions that a row may stand at in one round
+STAGES = ("draft_layers", "draft_head", "verify", "words")  # Stage
+
+
+class DraftView(ctypes.Structure):
+    """A round of rows that draft."""
+
+    _fields_ = [
+        *((name, INT) for name in ("count", "layer", "length", "measure")),
+        ("threshold", REAL),
+        ("eos", INT),
+        *((name, POINTER) for name in ("slots", "room", "positions", "guesses", "drafted", "words", "batch")),
+        *((name, INT) for name in ("ran", "fallbacks", "cpu_time")),
+        ("seconds", POINTER),
     ]
 
 

@@ -160,14 +160,24 @@ class NativeWave:
             self.spoken = Spoken.nothing()
             return
         machine.speak(view)
+        self.spoken = self._said(count)
+
+    def follow(self, layers: Sequence[int]) -> Spoken:
+        """These layers of all rows and no others, to their words."""
+        view = self._view
+        view.holds, view.cpu_time = False, self.machine.clock.now is time.thread_time
+        self.machine.follow(view, layers)
+        return self._said(view.active_count)
+
+    def _said(self, count: int) -> Spoken:
+        machine, memory = self.machine, self._memory
         self._tell()
-        machine.clock.fallbacks += view.fallbacks
-        memory = self._memory
+        machine.clock.fallbacks += self._view.fallbacks
         slots = memory.done[:count]
         confidences = machine.confidences[slots].tolist() if machine.record else None
         tokens, crossing, emission, executed, involuntary = (array[:count] for array in memory.said)
         machine.spare.append(memory)
-        self.spoken = Spoken(
+        spoken = Spoken(
             [self._by_slot[slot] for slot in slots],
             tokens,
             crossing,
@@ -179,3 +189,4 @@ class NativeWave:
             confidences,
         )
         machine.clock("read")
+        return spoken

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from calm import BatchDecoder, Full, save
 from calm.config import DataConfig, SplitConfig
-from calm.models.t5 import EarlyExitT5
+from calm.models.speaking import SpeakingModel
 from calm.records import Example
 
 from ..scripted import early_exit, examples, random_t5
@@ -37,13 +37,15 @@ def write_parquet(path: Path, rows: Sequence[Example]) -> Path:
     return path
 
 
-def tell_corpus(model: EarlyExitT5, data: DataConfig) -> None:
+def tell_corpus(model: SpeakingModel, data: DataConfig) -> None:
     model.settings.data = json.loads(json.dumps(asdict(data)))
 
 
-def random_folder(parent: Path, count: int = 260) -> Path:
-    """A random model of four layers, and a corpus whose references are what it says at full depth."""
-    model = early_exit(random_t5(vocabulary=VOCABULARY), length=LENGTH)
+def random_folder(parent: Path, count: int = 260, model: SpeakingModel | None = None) -> Path:
+    """A random model of four layers, a T5 unless it is given, and a corpus whose references are what it says at full
+    depth.
+    """
+    model = model or early_exit(random_t5(vocabulary=VOCABULARY), length=LENGTH)
     rows = examples(VOCABULARY, count, longest=7)
     answers = BatchDecoder(model)(rows, Full())
     told = [Example(r.id, r.family, r.source, a.text or "w3") for r, a in zip(rows, answers, strict=True)]

@@ -14,12 +14,12 @@ import yaml
 
 import calm
 from calm.checkpoint import write_json
-from calm.config import CONF_DIR, DataConfig, Measure, Side
+from calm.config import CONF_DIR, DataConfig, Measure
 from calm.data import load_corpus
 from calm.decode import OneDecoder
-from calm.errors import ConfigError
+from calm.errors import ConfigError, DataError
 from calm.experiment_config import SkipDecodeConfig
-from calm.layer_schedule import LayerSchedule
+from calm.layer_schedule import Decay, LayerSchedule, Side
 from calm.metrics import rouge_l
 from calm.models.cut import keep_first_layers
 from calm.policies import SkipSchedule
@@ -28,6 +28,7 @@ from calm.report_plots import draw_panels, panels_of
 from eval import bleu, skipdecode
 from eval.common import articles_of
 from eval.said.skipdecode import said
+from eval.skipdecode_slots import slot_row
 from eval.skipdecode_tables import Paper, table4, table5
 from eval.skipdecode_ways import sought
 
@@ -37,7 +38,10 @@ QUICK: dict[str, Any] = {
     "n": 16, "dev_rows": 12, "search": 6, "speedups": [2], "measure": Measure.softmax, "batches": [2], "batch_size": 8,
     "few": 2, "many": 6, "repeats": 1, "warmups": 0, "attempts": 1, "allow_noisy": True, "bootstrap": 20,
 }  # fmt: skip
-SCHEDULES = {"skip": LayerSchedule(3, 1, LENGTH), "bottom": LayerSchedule(2, 2, LENGTH, side=Side.bottom)}
+SCHEDULES = {
+    "skip": LayerSchedule(3, 1, LENGTH), "bottom": LayerSchedule(2, 2, LENGTH, side=Side.bottom),
+    "cold": LayerSchedule(3, 1, LENGTH, 0), "power": LayerSchedule(4, 1, LENGTH, decay=Decay.power, power=0.5),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +96,9 @@ def test_the_program(folders: dict[str, str], tmp_path: Path, steady: None, caps
     assert rows["calm_dec-2x"]["threshold"] is not None and 1.0 <= rows["calm_dec-2x"]["layers"] < 4.0
     assert rows["skipdecode-2x"]["paper_rouge_l"] == 0.679 and rows["multi_layer_exit-2x"]["paper_rouge_l"] == 0.657
     assert {pair["against"] for pair in summary["pairs"]} == {"multi_layer_exit", "calm_dec"}
+    counted = {(row["way"], row["slots"]): row for row in summary["slots"]}
+    assert set(counted) == {(way, slots) for way in ("skipdecode-2x", "multi_layer_exit-2x") for slots in (8, 32)}
+    assert counted["skipdecode-2x", 8]["row_layers"] == pytest.approx(rows["skipdecode-2x"]["layers"])
     scores = pd.read_parquet(tmp_path / "rows.parquet").set_index("way")["scores"]
     gained = np.array(scores["skipdecode-2x"]) - np.array(scores["multi_layer_exit-2x"])
     assert summary["pairs"][0]["rouge_l_gained"] == pytest.approx(gained.mean())
@@ -108,13 +115,79 @@ def test_the_program(folders: dict[str, str], tmp_path: Path, steady: None, caps
     capsys.readouterr()
 
 
+def test_variants_stand_beside_one_speedup_and_have_no_clock(
+    folders: dict[str, str], tmp_path: Path, steady: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variants = [folders["cold"], folders["power"]]
+    plain = config_of(folders, exits=None, batches=[], variants=variants, variants_of=2)
+    assert skipdecode.run(plain, tmp_path) == 0
+    first = json.loads((tmp_path / "summary.json").read_text())
+    names = ["skipdecode-2x", "variant-linear-3-1-warmup-0", "variant-power-0.5-4-1-warmup-1"]
+    rows = {row["way"]: row for row in first["ablation"]}
+    assert list(rows) == names and [row["way"] for row in first["rows"]] == [
+        "base-1x", "skipdecode-2x", "multi_layer_exit-2x",
+    ]  # fmt: skip
+    assert {pair["against"] for pair in first["pairs"]} == {"multi_layer_exit"}
+    scores = pd.read_parquet(tmp_path / "rows.parquet").set_index("way")["scores"]
+    for name in names:
+        gained = np.array(scores[name]) - np.array(scores[names[0]])
+        assert rows[name]["rouge_l_gained"] == pytest.approx(gained.mean())
+        assert rows[name]["rouge_l"] == pytest.approx(np.mean(scores[name]))
+    assert (rows[names[1]]["warmup_layers"], rows[names[2]]["power"]) == (0, 0.5)
+    assert "linear decay from 3 to 1 layers, 0 warm-up layers" in said(first)[2]
+    table = (tmp_path / "tables.md").read_text()
+    assert "| decay | layers from |" in table and "| power 0.5 | 4 | 1 | 1 |" in table
+    records = {path: path.stat().st_mtime_ns for path in tmp_path.glob("trials/*/quality-*.json")}
+    assert skipdecode.run(config_of(folders, exits=None, variants=variants, variants_of=2), tmp_path) == 0
+    again = json.loads((tmp_path / "summary.json").read_text())
+    assert {clock["way"] for clock in again["clocks"]} == {row["way"] for row in first["rows"]}
+    assert (again["rows"], again["ablation"]) == (first["rows"], first["ablation"])
+    assert records == {path: path.stat().st_mtime_ns for path in tmp_path.glob("trials/*/quality-*.json")}
+    capsys.readouterr()
+
+
+def test_calls_of_layers_are_counted_by_hand() -> None:
+    """Layers 4, 3 and 2 at steps 1, 2 and 3, of 4: answers of 2, 4 and 3 tokens, two places, the prompt first."""
+    schedule = LayerSchedule(4, 1, 3, 0)
+    assert [schedule.count(position) for position in range(3)] == [4, 3, 2]
+    found = slot_row(schedule, 4, [2, 4, 3], 2, 1)
+    assert found["tokens"] == 6 and found["row_layers"] == pytest.approx((4 + 4 + 3 + 2 + 4 + 3) / 6)
+    assert found["together"] == pytest.approx((4 + 3 + 2 + 4 + 3) / 6)
+    # steps of the places: (1, 1), then (2, 1) as the third answer joins, then (3, 2)
+    assert found["continuous"] == pytest.approx((4 + 4 + 3) / 6)
+    assert found["banded"] == pytest.approx((4 + (3 + 4) + (2 + 3)) / 6)
+    assert found["full_depth"] == pytest.approx(3 * 4 / 6)
+    alone = slot_row(schedule, 4, [2, 4, 3], 1, 1)
+    assert alone["together"] == alone["continuous"] == alone["banded"] == alone["row_layers"]
+    assert slot_row(schedule, 4, [1, 1], 2, 1)["tokens"] == 0
+    assert slot_row(schedule, 4, [1], 2, 0)["row_layers"] == 4.0
+
+
+def test_two_corpora_are_one_record(folders: dict[str, str], tmp_path: Path) -> None:
+    config = config_of(folders, exits=None, batches=[])
+    (tmp_path / "a").mkdir()
+    assert skipdecode.run(config, tmp_path / "a") == 0
+    summary = json.loads((tmp_path / "a/summary.json").read_text())
+    (tmp_path / "b").mkdir()
+    write_json(tmp_path / "b/summary.json", {**summary, "corpus": "another"})
+    files = [str(tmp_path / name / "summary.json") for name in "ab"]
+    assert skipdecode.run(SkipDecodeConfig(merge=files), tmp_path) == 0
+    both = json.loads((tmp_path / "summary.json").read_text())
+    assert list(both["corpora"]) == [summary["corpus"], "another"]
+    assert both["corpora"]["another"]["rows"] == summary["rows"] and both["corpora"]["another"]["record"] == files[1]
+    with pytest.raises(ConfigError, match="are both of jsonl"):
+        skipdecode.run(SkipDecodeConfig(merge=[files[0], files[0]]), tmp_path)
+    with pytest.raises(DataError, match="no summary.json of eval.skipdecode on a corpus"):
+        skipdecode.run(SkipDecodeConfig(merge=[str(tmp_path / "summary.json")]), tmp_path)
+
+
 def test_without_exits_and_clock(folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = config_of(folders, exits=None, batches=[], scheduled=[folders["skip"]])
     assert skipdecode.run(config, tmp_path) == 0
     assert "CALM-DEC is left out" in capsys.readouterr().out
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert [row["way"] for row in summary["rows"]] == ["base-1x", "skipdecode-2x"] and summary["clocks"] == []
-    assert len(panels_of("skipdecode", summary)) == 1 and len(said(summary)) == 1
+    assert len(panels_of("skipdecode", summary)) == 1 and len(said(summary)) == 3
 
 
 def test_what_cannot_be_compared_is_refused(folders: dict[str, str], tmp_path: Path) -> None:
@@ -125,6 +198,8 @@ def test_what_cannot_be_compared_is_refused(folders: dict[str, str], tmp_path: P
     refused("was not trained with finetune.skip_schedule", scheduled=[folders["base"]])
     refused("are both skipdecode-2x; give one of them", scheduled=[folders["skip"], folders["skip"]])
     refused("the paper has e2e .opt_1_3b, opt_6_7b., reddit_tldr", paper="xsum")
+    refused("no folder of scheduled= is skipdecode-3x", variants=[folders["cold"]])
+    refused("was trained with side=bottom, and top is compared", variants=[folders["bottom"]], variants_of=2)
     with pytest.raises(ConfigError, match="was trained by a schedule, and 1x needs a model of full depth"):
         skipdecode.run(SkipDecodeConfig(folders["skip"], **QUICK), tmp_path)
     model = keep_first_layers(calm.load(folders["base"]), 3)
@@ -188,7 +263,7 @@ def made(gained: float, width: float = 0.004) -> dict[str, Any]:
          "decode_tokens_ratio_low": 1.3, "decode_tokens_ratio_high": 1.5}
         for row in rows
     ]  # fmt: skip
-    return {"num_layers": 8, "rows": rows, "pairs": [pair], "clocks": clocks}
+    return {"num_layers": 8, "rows": rows, "pairs": [pair], "clocks": clocks, "ablation": [], "slots": []}
 
 
 def test_what_is_said_follows_the_winner() -> None:
@@ -220,6 +295,12 @@ def test_the_figure_has_layers_and_the_clock() -> None:
         assert {text.get_text() for text in ax.get_legend().get_texts()} == {"SkipDecode", "multi-layer exit"}
         assert "95 % interval" in ax.get_ylabel()
     assert "layers" in layers.get_xlabel() and "over full depth's" in clock.get_xlabel()
+
+
+def test_bleu_says_how_it_comes_about() -> None:
+    signature = bleu.bleu_signature()
+    assert (signature is None) is not bleu.has_bleu() and "nrefs:1" in (signature or "nrefs:1")
+    assert bleu.corpus_bleu(["the cat sat on the mat"], ["the cat sat on the mat"]) in (None, pytest.approx(1.0))
 
 
 def test_bleu_is_sacrebleus_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,9 +48,9 @@ class Free(CostTable):
         return 0.0
 
 
-def engine_for(rule: Rule, max_batch: int, **named: object) -> Engine:
+def engine_for(rule: Rule, max_batch: int, model: ServedModel | None = None, **named: object) -> Engine:
     return Engine(
-        tiny_served(), rule=rule.name, quantile=rule.share, company=rule.company, max_age=rule.max_age,
+        model or tiny_served(), rule=rule.name, quantile=rule.share, company=rule.company, max_age=rule.max_age,
         max_batch=max_batch, runner=models.RUNNER, **named,
     )  # fmt: skip
 

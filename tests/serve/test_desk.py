@@ -9,7 +9,8 @@ import pytest
 from tokenizers import decoders
 
 from calm.config import BatchRule
-from calm.policies import Static
+from calm.drafting import Draft
+from calm.policies import Full, Static
 from serve.desk import FAILED, PATIENCE, Desk, EngineBroken
 from serve.engine import Engine, Step
 from serve.frames import wait
@@ -132,12 +133,38 @@ def test_everybody_is_told_all_of_their_own_answer_and_the_load_adds_up(
         assert mine.ended.prompt_tokens == len(counter.engine.model.to_ids(texts()[number]))
         executed += sum(mine.ended.executed_layers)
         skipped += sum(layers - layer for layer in answer.emission_layers)
-        backfilled += sum(layer < layers for layer in answer.emission_layers)
+        backfilled += sum(filled > 0 for filled in answer.backfilled_layers)
     load = counter.load
     assert load is not None and skipped > 0
     assert (load.layers_executed, load.layers_skipped, load.backfilled_tokens) == (executed, skipped, backfilled)
     assert (load.running, load.waiting, load.parked) == (0, 0, 0) and load.steps == counter.engine.clock.steps
     assert (load.rebatches > 0) is (rule is BatchRule.rebatch)
+
+
+@pytest.mark.parametrize("pieces", [True, False])
+def test_rounds_are_told_word_for_word(pieces: bool, at: Callable[..., Counter]) -> None:
+    """A round brings several words at once: each is told and counted once, and time between them is shared out."""
+    expected = engine_of(BatchRule.own, max_batch=4).generate(texts(), policy=Full())
+    counter = at(engine_of(BatchRule.own, max_batch=4))
+    for number, source in enumerate(texts()):
+        counter.submit(f"r{number}", source, draft=Draft(3, 4), pieces=pieces)
+    found = counter.run()
+    for number, answer in enumerate(expected):
+        mine = found[f"r{number}"]
+        assert mine.ended is not None and mine.ended.status is Status.finished
+        assert mine.text == answer.text and mine.ended.tokens == len(answer.tokens)
+        assert mine.ended.emission_layers == answer.emission_layers
+        assert mine.tokens == (answer.tokens if pieces else ())
+        assert all(spoke.tokens for spoke in mine.spokes)
+    tokens = sum(len(answer.tokens) for answer in expected)
+    ends = [each.ended for each in found.values() if each.ended is not None]
+    assert 0 < sum(ended.accepted for ended in ends) < sum(ended.drafted for ended in ends)
+    load, silent = counter.load, counter.silent
+    assert load is not None and load.layers_executed == tokens * counter.engine.model.spec.num_layers
+    assert (load.layers_skipped, load.backfilled_tokens) == (0, 0)
+    assert sum(len(each.layers) for each in silent) == (0 if pieces else tokens)
+    assert all(gap >= 0 for each in silent for gap in each.gaps)
+    assert any(len(spoke.tokens) > 1 for each in found.values() for spoke in each.spokes) is pieces
 
 
 def test_a_whole_answer_is_told_with_its_end_and_counted_step_by_step(at: Callable[..., Counter]) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from calm.config import ShapeConfig
 from calm.data.tokenizer import train_tokenizer
-from calm.models.build import build_from_scratch
+from calm.models.build import t5_from_scratch
 from calm.models.settings import EarlyExitSettings, default_exit_layers
 from calm.models.t5 import EarlyExitT5
 
@@ -27,7 +27,7 @@ def _model(dropout: float) -> EarlyExitT5:
     )
     settings = EarlyExitSettings(default_exit_layers(3), max_source_tokens=16, max_target_tokens=8)
     torch.manual_seed(0)
-    return build_from_scratch(shape, tokenizer, settings)
+    return t5_from_scratch(shape, tokenizer, settings)
 
 
 def tiny_model(dropout: float = 0.0) -> EarlyExitT5:

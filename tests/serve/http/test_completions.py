@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from calm.config import Measure
+from calm.drafting import Draft
 from calm.policies import Full, Static
 from serve.http.backend import Source
 from serve.http.plan import derived
@@ -182,6 +184,11 @@ def test_options_reach_the_engine_as_asked() -> None:
         ({"threshold": 0.7}, {"threshold": 0.7}),
         ({"threshold": 1, "measure": "state"}, {"threshold": 1.0, "measure": "state"}),
         ({"tolerance": 0.1, "consistency": "textual"}, {"tolerance": 0.1, "consistency": "textual"}),
+        ({"draft": {"layer": 2}}, {"draft": Draft(2)}),
+        (
+            {"draft": {"layer": 2, "length": 6, "measure": "state", "threshold": 0.9}},
+            {"draft": Draft(2, 6, Measure.state, 0.9)},
+        ),
     ],
 )
 def test_early_exit_says_how_deep_tokens_go(asked: Any, given: dict[str, Any]) -> None:
@@ -220,6 +227,7 @@ def test_layers_are_told_a_token_where_they_are_asked_for() -> None:
         ({"policy": "oracle"}, "early_exit.policy"),
         ({"policy": "static"}, "early_exit.layer"),
         ({"policy": "static", "layer": 9}, "early_exit.layer"),
+        ({"policy": "skip_schedule"}, "early_exit.policy"),
         ({"policy": "static", "layer": 0}, "early_exit.layer"),
         ({"threshold": 0.5, "layer": 3}, "early_exit.layer"),
         ({"threshold": -1}, "early_exit.threshold"),
@@ -230,6 +238,14 @@ def test_layers_are_told_a_token_where_they_are_asked_for() -> None:
         ({"threshold": 0.5, "measure": "gap"}, "early_exit.measure"),
         ({"policy": "certified", "consistency": "textual"}, "early_exit"),
         ({"threshold": 0.5, "layers": 1}, "early_exit.layers"),
+        ({"draft": {"layer": 2}, "policy": "full"}, "early_exit"),
+        ({"draft": {"layer": 2}, "measure": "state"}, "early_exit.measure"),
+        ({"draft": {"layer": 8}}, "early_exit.draft"),
+        ({"draft": {"layer": 1, "measure": "state"}}, "early_exit.draft"),
+        ({"draft": {"layer": 2, "threshold": 0.5}}, "early_exit.draft"),
+        ({"draft": {"length": 2}}, "early_exit.draft.layer"),
+        ({"draft": {"layer": 2, "length": 0}}, "early_exit.draft.length"),
+        ({"draft": {"layer": 2, "measure": "agreement"}}, "early_exit.draft.measure"),
         ({"threshold": 0.5, "rule": "own"}, "early_exit.rule"),
         ([], "early_exit"),
         ("full", "early_exit"),
@@ -240,6 +256,13 @@ def test_early_exit_that_makes_no_sense_is_refused_by_name(asked: Any, param: st
     response = complete(app_of(), early_exit=asked)
     assert response.status_code == 400
     assert error_of(response)["param"] == param
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 0.5}, {"min_tokens": 1}], ids=str)
+def test_a_draft_is_for_greedy_calls(fields: dict[str, Any]) -> None:
+    response = complete(app_of(), early_exit={"draft": {"layer": 2}}, **fields)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "early_exit.draft"
 
 
 def test_policy_certified_without_a_certificate_says_so() -> None:

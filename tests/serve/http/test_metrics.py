@@ -24,6 +24,7 @@ request_time_per_output_token_seconds e2e_request_latency_seconds request_queue_
 request_prefill_time_seconds request_decode_time_seconds request_inference_time_seconds iteration_tokens_total
 request_prompt_tokens request_generation_tokens exit_layer layers_executed_total layers_skipped_total
 kv_backfill_tokens_total involuntary_tokens_total rebatch_total engine_steps_total http_requests_total
+kv_blocks_used kv_blocks_free preemptions_total
 """.split()  # fmt: skip
 
 
@@ -186,6 +187,13 @@ def test_where_the_engine_stands_is_read_at_a_scrape() -> None:
     assert found["calm_layers_executed_total", ()] == 70 and found["calm_layers_skipped_total", ()] == 30
     assert found["calm_kv_backfill_tokens_total", ()] == 4 and found["calm_rebatch_total", ()] == 2
     assert found["calm_engine_steps_total", ()] == 9
+
+
+def test_a_paged_cache_tells_its_blocks_and_who_lost_them() -> None:
+    found = told(now=load(running=2, blocks=20, blocks_used=15, preemptions=3))
+    assert found["calm_kv_cache_usage_perc", ()] == 0.75
+    assert (found["calm_kv_blocks_used", ()], found["calm_kv_blocks_free", ()]) == (15, 5)
+    assert found["calm_preemptions_total", ()] == 3
 
 
 def test_a_new_engine_starts_counting_anew() -> None:
