@@ -3,7 +3,7 @@
     engine = Engine("runs/demo/model")
     answers = engine.generate(["a text", "another"], tolerance=0.05)
 
-Iteration-level continuous batching for early-exit encoder-decoder models: between any two steps rows may join and
+Iteration-level continuous batching for early-exit models: between any two steps rows may join and
 leave, and within a step the batch rule says who waits for whom (calm.rules). For one thread only.
 """
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from calm.cost import CostTable
 from calm.drafting import accepted
 from calm.errors import CalmError, ConfigError, DataError
-from calm.policies import Policy, SkipSchedule, Static
+from calm.policies import Policy, SkipSchedule, fills_above
 from calm.rules import ROW_EXACT
 
 from .accounting import Clock, StepRecord
@@ -179,9 +179,9 @@ class Engine:
 
     def _fills(self, policy: Policy) -> bool:
         """Whether layers above a token's are filled in; see Exits."""
-        if isinstance(policy, SkipSchedule):
+        if isinstance(policy, SkipSchedule):  # its bands follow no rule
             return False
-        return not isinstance(policy, Static) or self.options.rule not in ROW_EXACT
+        return fills_above(policy) or self.options.rule not in ROW_EXACT
 
     @property
     def num_waiting(self) -> int:

@@ -114,6 +114,11 @@ def measure_check(machine: Any, measures: frozenset[Measure], repeats: int = 5) 
     return between(readings.medians(), machine.buckets)
 
 
+def most_positions(engine: Engine) -> int:
+    """Positions of a row that one pass may take."""
+    return min(engine.model.max_target, engine.most_drafted + 1)
+
+
 @torch.inference_mode()
 def measure_passes(
     engine: Engine, positions: Sequence[int], repeats: int, lengths: Sequence[int]
@@ -124,18 +129,20 @@ def measure_passes(
     engine, medians, by its own clock.
 
     Args:
-        positions: how many, each at most the length of an answer.
+        positions: how many, each at most the length of an answer and one more than a round may draft.
         lengths: of sources, whose mean the row attends to.
 
     Returns:
         by (layers above, positions).
 
     Raises:
-        ConfigError: the engine has work or its runner has no such pass.
+        ConfigError: the engine has work, its runner has no such pass, or there are too many positions for one.
     """
     if engine.has_work or engine.turns.rounds is None:
         raise ConfigError(f"passes are measured on an idle engine of runner native or eager, not {engine.runner_name}")
     num_layers, longest = engine.model.spec.num_layers, engine.model.max_target
+    if max(positions) > (most := most_positions(engine)):
+        raise ConfigError(f"{max(positions)} positions do not fit one pass of this engine; give at most {most}")
     bench = engine.machine.bench(round(sum(lengths) / len(lengths)))
     readings = Readings(engine.clock.now)
     try:

@@ -61,6 +61,7 @@ class ModelInfo:
         measure: that the calibration picked; None without one.
         schedule: of layers, that it was trained by; None of other models.
         max_drafted: words of a draft, at most; 0 where the runner makes none.
+        has_classifier: it has an exit classifier.
         about: further facts for /v1/models, JSON-ready.
     """
 
@@ -76,6 +77,7 @@ class ModelInfo:
     about: dict[str, Any]
     schedule: LayerSchedule | None = None
     max_drafted: int = 0
+    has_classifier: bool = False
 
 
 @dataclass(frozen=True)

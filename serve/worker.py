@@ -223,6 +223,7 @@ def info_of(engine: Engine, name: str) -> ModelInfo:
         },
         schedule=model.schedule,
         max_drafted=engine.most_drafted,
+        has_classifier=model.classifier is not None,
     )
 
 

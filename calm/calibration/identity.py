@@ -27,6 +27,11 @@ DECODING_CODE = (
     "calm/batch_causal.py",
     "calm/batch_layers.py",
     "calm/layer_math.py",
+    "calm/layer_schedule.py",
+    "calm/drafting.py",
+    "calm/speculative.py",
+    "calm/wide_layers.py",
+    "calm/kv_budget.py",
     "calm/confidence.py",
     "calm/thresholds.py",
     "calm/policies.py",
@@ -35,6 +40,8 @@ DECODING_CODE = (
     "calm/data/text.py",
     "serve/*.py",
     "serve/native/*",
+    "serve/graph/*",
+    "serve/graph/kernels/*",
 )
 UNTOLD_KEYS = ("transformers_version", "_name_or_path")  # who wrote the file, not what is in it
 
