@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 UNIMPORTANT = ("checkpoint", "drafts", "engine", "peer", "batches", "attempts")  # to a trial's numbers
 UNEXPLAINED = 4  # exit status: an answer is not full depth's, and no near tie explains it
 SIMULATED = ("way", "acceptance", "words_a_round", "layer_passes", "head_passes", "layers_run", "fewer_passes")
-DECODED = ("way", "decoder", "dtype", "articles", "changed", "near_ties", "acceptance", "tokens_a_round")
+DECODED = ("way", "decoder", "dtype", "articles", "changed", "near_ties", "acceptance", "words_a_round")
 CLOCKED = ("way", "batch", "decode_tokens_ratio", "decode_tokens_ratio_low", "decode_tokens_ratio_high", "tokens_ratio")
 PEERS = ("way", "tokens_ratio", "tokens_ratio_low", "tokens_ratio_high", "changed")
 

@@ -57,6 +57,7 @@ class Compared:
         are ``unexplained`` (calm/near_ties.py), and in coarser numbers nobody can tell.
         """
         from calm.metrics import with_ratio
+        from calm.models.causal import CausalModel
         from calm.policies import Full
 
         key = f"{decoder} {dtype}"
@@ -76,7 +77,8 @@ class Compared:
         row |= dict.fromkeys(("acceptance", "acceptance_low", "acceptance_high"))
         if row["drafted"]:
             row |= with_ratio("acceptance", counts["accepted"], counts["drafted"], *again)
-        return row | with_ratio("tokens_a_round", tokens, counts["rounds"], *again)
+        drafted = tokens - int(isinstance(self.model, CausalModel))  # its first words are the prompts'
+        return row | with_ratio("words_a_round", drafted, counts["rounds"], *again)
 
     def decoded(self, draft: Draft | None, decoder: str, dtype: str) -> "list[DecodeTrace]":
         """Answers to all articles; without a draft those of full depth."""

@@ -37,7 +37,7 @@ from .native.encoder import NativePrefill
 from .native.machine import NativeMachine
 from .native.rounds import NativeRounds
 from .native.slots import NativeSlots
-from .native.views import INT8, LANES
+from .native.views import INT8, PLACES
 from .native.wave import NativeWave
 from .native.weights import KINDS, check_served
 from .options import EngineOptions
@@ -75,7 +75,7 @@ class Backend:
     machine: Any
     wave: MakeWave
     rounds: Rounds | None = None
-    most_drafted: int = LANES - 1
+    most_drafted: int = 0
     bands: Bands | None = None
 
 
@@ -189,6 +189,7 @@ def _eager(model: ServedModel, options: EngineOptions, exits: Exits, clock: Cloc
         machine,
         lambda rule, rows, bucket: EngineWave(machine, rule, rows, bucket),
         EagerRounds(machine, model.spec.eos_token_id),
+        most_drafted=PLACES - 1,
         bands=EagerBands(machine),
     )
 
@@ -227,6 +228,7 @@ def _native(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clo
         machine,
         lambda rule, rows, bucket: NativeWave(machine, rows),
         NativeRounds(machine, model.spec.eos_token_id, options.max_batch),
+        most_drafted=PLACES - 1,
         bands=NativeBands(machine),
     )
 

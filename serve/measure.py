@@ -133,7 +133,7 @@ def measure_passes(
     Raises:
         ConfigError: the engine has work or its runner has no such pass.
     """
-    if engine.has_work or engine.rounds is None:
+    if engine.has_work or engine.turns.rounds is None:
         raise ConfigError(f"passes are measured on an idle engine of runner native or eager, not {engine.runner_name}")
     num_layers, longest = engine.model.spec.num_layers, engine.model.max_target
     bench = engine.machine.bench(round(sum(lengths) / len(lengths)))
@@ -146,8 +146,8 @@ def measure_passes(
                 row.limit = row.step + count
                 for above in range(1, num_layers):
                     # as many guesses as the row has room for: none for one position
-                    engine.rounds([row], Draft(num_layers - above, max(1, count - 1)))
-                    readings.add(str(above), count, engine.rounds.verify_s)
+                    engine.turns.rounds([row], Draft(num_layers - above, max(1, count - 1)))
+                    readings.add(str(above), count, engine.turns.rounds.verify_s)
     finally:
         bench.close()
     return {(int(above), count): s for above, sizes in readings.medians().items() for count, s in sizes.items()}

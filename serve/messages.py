@@ -60,6 +60,7 @@ class ModelInfo:
         tolerances: by consistency, those for which a threshold below 1 or full depth is certified as it is served.
         measure: that the calibration picked; None without one.
         schedule: of layers, that it was trained by; None of other models.
+        max_drafted: words of a draft, at most; 0 where the runner makes none.
         about: further facts for /v1/models, JSON-ready.
     """
 
@@ -74,6 +75,7 @@ class ModelInfo:
     measure: str | None
     about: dict[str, Any]
     schedule: LayerSchedule | None = None
+    max_drafted: int = 0
 
 
 @dataclass(frozen=True)

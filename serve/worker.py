@@ -222,6 +222,7 @@ def info_of(engine: Engine, name: str) -> ModelInfo:
             "cache_blocks": engine.slots.num_blocks,
         },
         schedule=model.schedule,
+        max_drafted=engine.most_drafted,
     )
 
 

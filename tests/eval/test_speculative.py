@@ -123,6 +123,7 @@ def test_the_program_on_a_certified_model(certified: Path, tmp_path: Path, capsy
     assert (decoded["changed"] == decoded["near_ties"]).all() and summary["unexplained"] == 0
     pairs = decoded.merge(simulated, on="way", suffixes=("", "_simulated"))
     assert (pairs["rounds"] == pairs["rounds_simulated"]).all()
+    assert (pairs["words_a_round"] == pairs["words_a_round_simulated"]).all()
     assert summary["peer"].endswith("not T5") and not summary["noisy"]
     assert summary["figures"] == ["speculative.png", "speculative.pdf"]
     told = said(summary)

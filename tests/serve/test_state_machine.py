@@ -88,7 +88,7 @@ class Requests(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(choice=st.randoms(use_true_random=False))
     def abort(self, choice: random.Random) -> None:
-        waiting = sorted(row.id for wave in self.engine._parked for row in wave.rows)
+        waiting = sorted(row.id for wave in self.engine.turns.parked for row in wave.rows)
         name = choice.choice(waiting or sorted(self.open))
         assert self.engine.abort(name) is (name not in self.aborted)
         self.aborted.add(name)
@@ -143,10 +143,10 @@ class Requests(RuleBasedStateMachine):
 
     @invariant()
     def rows_that_wait_for_company_keep_their_slots(self) -> None:
-        parked = [row for wave in self.engine._parked for row in wave.rows]
+        parked = [row for wave in self.engine.turns.parked for row in wave.rows]
         assert len({row.id for row in parked}) == len(parked)
         assert {row.id for row in parked} <= {row.id for row in self.engine._running}
-        for wave in self.engine._parked:
+        for wave in self.engine.turns.parked:
             native = isinstance(wave, NativeWave)
             slots = wave._memory.active if native else wave.at.slots.tolist()
             assert wave.rows and slots[: wave.size] == [row.slot for row in wave.rows]
@@ -157,7 +157,7 @@ class Requests(RuleBasedStateMachine):
             self.see(self.engine.step())
             self.slots_are_those_of_the_running_rows()
         assert self.ended == set(self.asked) and not self.open
-        assert not self.engine.slots.taken and not self.engine._rows and not self.engine._parked
+        assert not self.engine.slots.taken and not self.engine._rows and not self.engine.turns.parked
         assert self.tally.ties == 0
         self.free_slots_have_no_policy()
 
@@ -225,7 +225,7 @@ def churn(engine: Engine, draw: random.Random, requests: int) -> int:
 
 def pool_is_as_it_was(engine: Engine) -> bool:
     exits = engine._exits
-    assert not engine._rows and not engine._parked and not engine._ended and not engine._running
+    assert not engine._rows and not engine.turns.parked and not engine._ended and not engine._running
     assert exits.thresholds.isinf().all() and not exits.depths.any() and (exits.measures == -1).all()
     return engine.slots.free == 16 and not engine.slots.taken and not exits.present and len(engine.cross_cache) <= 16
 
