@@ -72,7 +72,8 @@ class EngineOptions:
         buckets: batch sizes that an eager step is run at, and that a cost table is measured at, ascending; empty:
             powers of two up to ``max_batch``.
         max_waiting: requests that may wait; more are refused.
-        prefill_rows: rows of one encoder call, always padded to this number so that no mate changes a bit.
+        prefill_rows: rows of one encoder call, always padded to this number so that no mate changes a bit; prompts of a
+            decoder-only model that are read, one by one, in its place.
         prefill_calls: encoder calls between two decode steps at most: decoding rows never starve.
         source_multiple: sources are padded to multiples of this many tokens.
         cross_cache_rows: sources whose cross K/V (of a decoder-only model the prompt's own) is kept for when they come
