@@ -488,7 +488,7 @@ class Engine:
         """The cost table of this engine; a model keeps those that were measured for it."""
         options = self.options
         arithmetic = (self.runner_name, options.weights, options.cross_kv)
-        shape = (options.ladder, options.block_size, options.head, options.head_k, *arithmetic)
+        shape = (options.ladder, options.block_size, options.cache_blocks, options.head, options.head_k, *arithmetic)
         if shape not in self.model.costs:
             self.model.costs[shape] = measure(self, 3, measures=())
         return self.model.costs[shape]

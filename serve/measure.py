@@ -184,6 +184,8 @@ def _host(engine: Engine, bench: Any, readings: Readings) -> None:
     """At the smallest and the largest bucket, on rows that run for as long as that takes."""
     for count in sorted({engine.options.ladder[0], engine.options.ladder[-1]}):
         engine._running = bench.rows(count)
+        for place, row in enumerate(engine._running):  # as if each had a slot of its own, and nobody had to move
+            row.slot = place
         try:
             readings.timed("host", count, partial(_silent_step, engine, bench, count), engine.model.device)
         finally:

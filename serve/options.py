@@ -24,6 +24,7 @@ from calm.errors import ConfigError
 from calm.policies import Policy
 
 MAX_STOPS = 16
+MOST_BLOCK = 1 << 16  # positions
 MAX_STOP_CHARS = 256
 MAX_STOP_IDS = 256
 MIN_CALLS = 2  # of the encoder between two steps, where nobody says otherwise
@@ -152,6 +153,7 @@ class EngineOptions:
         ):
             _whole(name, getattr(self, name))
             check_range(name, getattr(self, name), least.get(name, 1), INF)
+        check_range("block_size", self.block_size, 1, MOST_BLOCK)
         if self.cross_cache_bytes is not None:
             _whole("cross_cache_bytes", self.cross_cache_bytes)
             check_range("cross_cache_bytes", self.cross_cache_bytes, 0, INF)
