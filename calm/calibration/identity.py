@@ -24,8 +24,8 @@ MODEL_FILES = ("model.safetensors", "exit_classifier.safetensors", "config.json"
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model")  # tokenizer_config.json changes with every load and save
 DECODING_CODE = (
     "calm/decode*.py",
-    "calm/batch_causal.py",
-    "calm/batch_layers.py",
+    "calm/architectures.py",
+    "calm/batch_*.py",
     "calm/layer_math.py",
     "calm/layer_schedule.py",
     "calm/drafting.py",
