@@ -54,6 +54,7 @@ def answered(evidence: Evidence) -> Answer:
     noise = ["A busy machine was timed (the record says noisy): measure again on a quiet one before you rely on it."]
     sentences = {
         "Speed and quality": [*(noise if evidence.noisy else ()), *(each.text for each in batches)],
+        "Without any loss": list(evidence.lossless),
         "Threshold and batch rule": _recommended(evidence, best),
         "Why not more": _why_not_more(evidence),
         "What is not known": list(evidence.unknown),

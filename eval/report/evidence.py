@@ -8,6 +8,7 @@ from typing import Any
 from calm.rules import ROW_EXACT
 
 from ..clocks import LIMIT
+from ..said.speculative import lossless
 
 EXIT, STATIC, SHALLOW = "exit", "static", "shallow"
 EXACT = tuple(rule.value for rule in ROW_EXACT)  # batch rules under which a certificate holds
@@ -114,6 +115,7 @@ class Evidence:
     Attributes:
         qualities: of a run of eval.table1, then of eval.thresholds.
         gap: what keeps the speed below what the skipped layers promise, in words; empty where it was not measured.
+        lossless: what drafts bring, which change no answer, in words.
         noisy: the ways were timed on a machine that did something else too.
         unknown: what is not known, in words.
     """
@@ -121,6 +123,7 @@ class Evidence:
     ways: Sequence[Way] = ()
     qualities: Sequence[Quality] = ()
     gap: Sequence[str] = ()
+    lossless: Sequence[str] = ()
     noisy: bool = False
     unknown: Sequence[str] = ()
 
@@ -149,9 +152,17 @@ def gathered(
         shallow = None
     ways = together(timed_ways(batching), shallow_ways(shallow))
     return Evidence(
-        [filled(way, qualities) for way in ways], qualities, said.get("breakdown", ()),
+        [filled(way, qualities) for way in ways], qualities, said.get("breakdown", ()), drafts(summaries),
         any(is_noisy(each or {}) for each in (batching, shallow)), unknown,
     )  # fmt: skip
+
+
+def drafts(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What the record of eval.speculative says of drafts on the clock."""
+    try:
+        return lossless(summaries["speculative"]) if "speculative" in summaries else []
+    except STALE:
+        return []
 
 
 def same_decoding(batching: Mapping[str, Any], shallow: Mapping[str, Any]) -> bool:

@@ -21,6 +21,28 @@ def said(summary: Mapping[str, Any]) -> list[str]:
     return [*found, *([BUSY] if summary["noisy"] else [])]
 
 
+def lossless(summary: Mapping[str, Any]) -> list[str]:
+    """What drafts bring at each batch size, in decode steps and whole calls; nothing where they were not timed, or
+    where an answer was not full depth's and nothing explains that.
+    """
+    timed = [row for row in summary["rows"] if row["kind"] == "clock"]
+    ways = [row["way"] for row in summary["rows"] if row["kind"] == "chosen"]
+    if not timed or summary["unexplained"]:
+        return []
+    found = []
+    for batch in dict.fromkeys(row["batch"] for row in timed):
+        mine = [row for row in timed if row["batch"] == batch and row["role"] == "draft"]
+        best = next(row for way in ways for row in mine if row["way"] == way)  # what dev chose, not what came out best
+        low, high = best["decode_tokens_ratio_low"], best["decode_tokens_ratio_high"]
+        verdict = "faster" if low > 1 else "slower" if high < 1 else "not told apart"
+        found.append(
+            f"batch {batch}: {verdict}, {told(best, 'decode_tokens_ratio')} times full depth's decode steps and "
+            f"{told(best, 'tokens_ratio')} times its whole calls"
+        )
+    first = next(row for row in timed if row["way"] in ways[:1])
+    return [f"Drafts change no answer. By {_name(first)}: {'; '.join(found)}.", *([BUSY] if summary["noisy"] else [])]
+
+
 def _simulated(rows: Sequence[Row], chosen: Sequence[Row], summary: Mapping[str, Any]) -> list[str]:
     ways = [row["way"] for row in chosen]
     best = next((row for row in rows if row["way"] in ways[:1]), None)

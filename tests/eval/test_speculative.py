@@ -24,7 +24,9 @@ from calm.records import DecodeTrace, Example
 from calm.report_plots import draw_panels, panels_of
 from calm.speculative import SpeculativeBatch
 from eval import speculative, speculative_clock
-from eval.said.speculative import said
+from eval.report.answer import answered
+from eval.report.evidence import drafts, gathered
+from eval.said.speculative import lossless, said
 from eval.speculative_clock import timed_at
 from eval.speculative_peer import peer_rows
 from eval.speculative_simulated import (
@@ -210,8 +212,8 @@ def made_up() -> dict[str, Any]:
     rows += [same | {"decoder": "engine", "dtype": "int8", "changed": 1, "near_ties": None}]
     rows += [
         timed("full", "full", 1, 1.0),
-        timed("draft 2 x 4", "draft", 1, 1.4),
-        timed("draft 1 x 2", "draft", 1, 1.2),
+        timed("draft 2 x 4", "draft", 1, 1.4, layer=2, length=4, measure=None),
+        timed("draft 1 x 2", "draft", 1, 1.2, layer=1, length=2, measure=None),
     ]
     rows += [
         timed("exit state", "exit", 1, 1.5),
@@ -233,6 +235,30 @@ def test_sentences_name_the_best_draft_and_its_rivals() -> None:
     assert "batch 1: draft 2 x 4 1.40 [1.30, 1.50], draft 1 x 2 1.20 [1.10, 1.30], exit state 1.50" in third
     assert "and static 4 1.60" in third
     assert "batch 8: static 4 1.30" in third and "1.10 [1.00, 1.20] times" in fourth and "noisy" in last
+
+
+def test_the_report_tells_what_the_draft_of_dev_brings_without_loss() -> None:
+    summary = made_up() | {"unexplained": 0}
+    for row in summary["rows"]:
+        if row["kind"] == "clock":
+            row |= {f"tokens_ratio{end}": row[f"decode_tokens_ratio{end}"] for end in ("", "_low", "_high")}
+    summary["rows"] = [row for row in summary["rows"] if row.get("batch") != 8]
+    (told, busy) = lossless(summary)
+    assert told == (
+        "Drafts change no answer. By layer 2 with at most 4 words: batch 1: faster, 1.40 [1.30, 1.50] times full "
+        "depth's decode steps and 1.40 [1.30, 1.50] times its whole calls."
+    )
+    assert "noisy" in busy
+    for ratio, verdict in ((0.8, "slower"), (1.0, "not told apart")):
+        slower = timed("draft 2 x 4", "draft", 1, ratio) | {"layer": 2, "length": 4, "measure": None}
+        slower |= {f"tokens_ratio{end}": 1.0 for end in ("", "_low", "_high")}
+        others = [row for row in summary["rows"] if row["kind"] != "clock" or row["way"] != "draft 2 x 4"]
+        assert f"batch 1: {verdict}, " in lossless({**summary, "rows": [*others, slower]})[0]
+    assert not lossless({**summary, "unexplained": 1})
+    assert not lossless({**summary, "rows": [row for row in summary["rows"] if row["kind"] != "clock"]})
+    answer = answered(gathered({"speculative": summary}, None, {}, []))
+    assert answer.sentences["Without any loss"] == [told, busy]
+    assert not drafts({"speculative": {"rows": [{"kind": "clock"}]}})
 
 
 def test_the_figure_has_full_depth_and_a_panel_for_the_clock() -> None:
