@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .decode import OneDecoder
     from .decode_batch import BatchDecoder
+    from .drafting import Draft
     from .models.folder import load, save
-    from .policies import Confident, Full, Oracle, Replay, Static
+    from .policies import Budgeted, Confident, Full, Oracle, Replay, Static
     from .records import DecodeTrace, Example
+    from .speculative import SpeculativeBatch, SpeculativeOne
     from .thresholds import ThresholdSchedule
 
 _HOME = {
@@ -17,11 +19,15 @@ _HOME = {
     "load": ".models.folder",
     "save": ".models.folder",
     "LayerSchedule": ".layer_schedule",
+    "Budgeted": ".policies",
     "Confident": ".policies",
+    "Draft": ".drafting",
     "Full": ".policies",
     "Oracle": ".policies",
     "Replay": ".policies",
     "SkipSchedule": ".policies",
+    "SpeculativeBatch": ".speculative",
+    "SpeculativeOne": ".speculative",
     "Static": ".policies",
     "DecodeTrace": ".records",
     "Example": ".records",
@@ -30,8 +36,10 @@ _HOME = {
 
 __all__ = [
     "BatchDecoder",
+    "Budgeted",
     "Confident",
     "DecodeTrace",
+    "Draft",
     "Example",
     "Full",
     "LayerSchedule",
@@ -39,6 +47,8 @@ __all__ = [
     "Oracle",
     "Replay",
     "SkipSchedule",
+    "SpeculativeBatch",
+    "SpeculativeOne",
     "Static",
     "ThresholdSchedule",
     "load",

@@ -35,7 +35,12 @@ class Draft:
         for name in ("layer", "length"):
             if type(value := getattr(self, name)) is not int or value < 1:
                 raise ConfigError(f"draft: {name} must be a whole number of at least 1, got {value!r:.40}")
+        if type(self.threshold) not in (int, float):
+            raise ConfigError(f"draft: threshold must be a number, got {self.threshold!r:.40}")
         check_range("draft: threshold", self.threshold, 0, 1)
+        if self.measure is not None and type(self.measure) is not Measure:
+            known = ", ".join(measure.value for measure in Measure)
+            raise ConfigError(f"draft: measure {self.measure!r:.40} is no Measure: {known}")
         if self.measure is None and self.threshold:
             raise ConfigError(f"draft: threshold={self.threshold:g} of which measure? give measure= too")
         if self.measure is Measure.agreement:

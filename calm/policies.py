@@ -93,6 +93,14 @@ class SkipSchedule:
 Policy = Full | Static | Confident | Budgeted | Oracle | Replay | SkipSchedule
 
 
+def fills_above(policy: Policy) -> bool:
+    """Whether a later token may read keys and values above the layers that an earlier one ran.
+
+    Not where all tokens have one depth, nor under a schedule, whose layers only become fewer.
+    """
+    return not isinstance(policy, Static | SkipSchedule)
+
+
 def exits_of(policy: Policy) -> Policy:
     """What lets tokens leave: of a budget its exits, else the policy itself."""
     return policy.exits if isinstance(policy, Budgeted) else policy
@@ -117,10 +125,11 @@ def fixed_depth(policy: Policy, example_id: str, step: int, num_layers: int) -> 
             return num_layers if schedule.exits_off else None
         case Oracle():
             return None
-        case SkipSchedule() | Budgeted():
-            name = "skip_schedule" if isinstance(policy, SkipSchedule) else "budgeted"
+        case SkipSchedule():
+            raise ConfigError("policy 'skip_schedule' runs a set of layers at each position, which is no depth")
+        case Budgeted():
             raise ConfigError(
-                f"policy '{name}' is decoded by calm alone, not by the engine; give decoder=batch or decoder=one"
+                "policy 'budgeted' is decoded by calm alone, not by the engine; give decoder=batch or decoder=one"
             )
     if not 1 <= depth <= num_layers:
         raise ConfigError(f"depth {depth} lies outside 1..{num_layers}: the model has {num_layers} decoder layers")

@@ -4,7 +4,20 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .config import INF, BatchRule, Consistency, Device, Head, OnDrift, Preempt, RunnerName, Weights, check_range
+from .config import (
+    INF,
+    BatchRule,
+    Consistency,
+    Device,
+    Head,
+    Measure,
+    OnDrift,
+    Preempt,
+    RunnerName,
+    Weights,
+    check_range,
+)
+from .drafting import Draft
 from .engine_config import SERVED_DTYPES, check_choice
 from .errors import ConfigError
 
@@ -26,6 +39,27 @@ class ServeLimits:
         for name in ("max_prompts_per_call", "max_n", "connections"):
             check_range(f"limits.{name}", getattr(self, name), 1, INF)
         check_range("limits.max_stops", self.max_stops, 0, 16)  # the engine takes no more
+
+
+@dataclass
+class DraftConfig:
+    """How requests draft that say nothing of early exit (calm.drafting); without a layer they do not."""
+
+    layer: int | None = None
+    length: int = 4
+    measure: Measure | None = None
+    threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.draft()
+
+    def draft(self) -> Draft | None:
+        """Raise ConfigError for numbers out of range."""
+        if self.layer is None:
+            if (self.length, self.measure, self.threshold) != (4, None, 0.0):
+                raise ConfigError("default_draft: its other settings need default_draft.layer")
+            return None
+        return Draft(self.layer, self.length, self.measure, self.threshold)
 
 
 @dataclass
@@ -58,6 +92,7 @@ class ServeConfig:
     # requests
     default_tolerance: float | None = None  # of a request that says nothing of early exit; None: full depth
     default_consistency: Consistency = Consistency.risk
+    default_draft: DraftConfig = field(default_factory=DraftConfig)  # full depth, several tokens at a time
     request_timeout_s: float = 60.0
     max_body_bytes: int = 2**20
     max_prompt_bytes: int = 2**17  # of one text, as UTF-8; longer ones are refused before they are tokenised
@@ -92,6 +127,8 @@ class ServeConfig:
         check_range("restarts", self.restarts, 0, INF)
         if self.default_tolerance is not None:
             check_range("default_tolerance", self.default_tolerance, 0, 1, open_low=True, open_high=True)
+            if self.default_draft.layer is not None:
+                raise ConfigError("default_tolerance and default_draft exclude each other: drafts are of full depth")
         for name in ("request_timeout_s", "head_timeout_s", "body_timeout_s", "hung_after_s"):
             check_range(name, getattr(self, name), 0, INF, open_low=True, open_high=True)
         check_range("drain_s", self.drain_s, 0, INF, open_high=True)

@@ -248,14 +248,15 @@ class SimEngine:
         self.pay("host", "step")
         admitted, calls = self._admit()
         rows, tokens, rule = len(self.running), 0, None
-        if self.running:
-            rule = self._pick()
+        if climbing := sum(row.climbs for row in self.running):
+            rule = self._pick(climbing)
             spoken = self._wave(rule)
             if not isinstance(self._rule, Rule):
                 self._rule.saw([row.depth for row, _, _ in spoken], [row.number for row, _, _ in spoken])
-            tokens = self._take(spoken) + self._first_words()
-            if self.setting.overlaps and rule.row_exact:
-                self._overlap()
+            tokens = self._take(spoken)
+        tokens += self._first_words()
+        if rule is not None and self.setting.overlaps and rule.row_exact:
+            self._overlap()
         self._move_together()
         parked = sum(wave.size for wave in self.parked)
         ran = tuple(self.layers)
@@ -315,11 +316,11 @@ class SimEngine:
         self._seconds["overlapped"] = -min(host, device)
         self.now -= min(host, device)
 
-    def _pick(self) -> Rule:
+    def _pick(self, climbing: int) -> Rule:
         self._asked = frozenset[Measure]().union(*(row.trace.measures for row in self.running))
         if isinstance(self._rule, Rule):
             return self._rule
-        return self._rule.rule(len(self.running), bool(self.parked), self._asked)
+        return self._rule.rule(climbing, bool(self.parked), self._asked)
 
     def _wave(self, rule: Rule) -> list[Spoken]:
         """What the wave whose turn it is said."""

@@ -26,14 +26,15 @@ def passes(
     """``true`` at batch 1 as the engine can do it: several positions that left early, one pass of the layers above.
 
     Returns:
-        ``pass_s``: of so many positions through so many layers; ``of_layers``: by as many passes of one position;
-        ``fill_of_pass``: projecting their keys and values instead, of the pass. Of an fp32 engine, a thread's own
-        processor time where it has one.
+        ``pass_s``: of so many positions through so many layers, left out where an answer has fewer; ``of_layers``: by
+        as many passes of one position; ``fill_of_pass``: projecting their keys and values instead, of the pass. Of an
+        fp32 engine, a thread's own processor time where it has one.
     """
-    from serve.measure import measure_passes
+    from serve.measure import measure_passes, most_positions
 
     engine, lengths = timed_engine(folder, model, articles, 1)
-    seconds = measure_passes(engine, sorted({1, *positions}), config.clock_repeats, lengths)
+    fitting = sorted({1, *(count for count in positions if count <= most_positions(engine))})
+    seconds = measure_passes(engine, fitting, config.clock_repeats, lengths)
     filled = filling(config, engine, lengths, 1)
     return [
         {

@@ -198,6 +198,15 @@ def articles_of(
     return corpus.name, list(corpus.splits["test"][:n])
 
 
+def dev_articles(asked: DataConfig | None, model: "SpeakingModel", n: int) -> "list[Example]":
+    """The first ``n`` of the dev split, on which nothing is certified and nothing reported; else as ``articles_of``."""
+    from calm.data import load_corpus
+
+    data = corpus_settings(asked, model.settings.data)
+    tokenizer = model.tokenizer if data.max_article_tokens is not None else None
+    return list(load_corpus(data, splits=("dev",), tokenizer=tokenizer).splits["dev"][:n])
+
+
 def finish(summary: dict[str, Any], run_dir: Path) -> None:
     """Write ``summary.json`` and print the same as the last line of stdout."""
     from calm.checkpoint import write_json

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calm.cli import program
-from calm.config import Backfill, DataConfig
+from calm.config import Backfill
 from calm.device import choose_device
 from calm.errors import CalmError, DataError
 from calm.experiment_config import KvBudgetConfig
 from calm.kv_budget import ErrorTable
 
 from .backfill import certified
-from .common import Stamp, articles_of, asked_of, choose_model, corpus_settings, finish, say
+from .common import Stamp, articles_of, asked_of, choose_model, dev_articles, finish, say
 from .experiment import UNFINISHED, draw, keep_rows, say_columns
 from .kv_budget_rows import (
     BUDGET,
@@ -41,8 +41,6 @@ from .trials import Found, Ledger, Trial
 
 if TYPE_CHECKING:
     from calm.calibration import Artifact
-    from calm.models.t5 import EarlyExitT5
-    from calm.records import Example
 
 UNIMPORTANT = ("checkpoint", "device", "batch_size")  # to a trial's numbers
 SHOWN = ("way", "rouge_l", "rouge_l_minus_project", "to_full", "equal_rows", "layers", "deep")
@@ -114,15 +112,6 @@ def run(config: KvBudgetConfig, run_dir: Path) -> int:
     summary["figures"] = draw("kv_budget", summary, run_dir)
     finish(summary, run_dir)
     return UNFINISHED if found.failed else 0
-
-
-def dev_articles(asked: DataConfig | None, model: "EarlyExitT5", n: int) -> "list[Example]":
-    """The first ``n`` of the dev split, on which nothing was certified and nothing is reported."""
-    from calm.data import load_corpus
-
-    data = corpus_settings(asked, model.settings.data)
-    tokenizer = model.tokenizer if data.max_article_tokens is not None else None
-    return list(load_corpus(data, splits=("dev",), tokenizer=tokenizer).splits["dev"][:n])
 
 
 def plain_ways(config: KvBudgetConfig, artifact: "Artifact") -> list[Way]:

@@ -5,10 +5,12 @@
 
 ``checkpoint`` is a model of full depth. Each of ``scheduled`` was trained with finetune.skip_schedule and is decoded
 by that schedule: side top is SkipDecode, side bottom the multi-layer exit network. ``exits`` was trained so that every
-layer speaks; its thresholds (CALM-DEC) are sought on dev, so that tokens run 1/2, 1/3, ... of the layers. Nothing is
-trained here: conf/experiment has an arm of one budget for each method. A speed-up is a ratio of layers, the first
-token's full depth counted among them; the clock is that of calm's batch decoder, plain eager torch, which has every
-method alike. There a row that has left is held until its mates have, and its skipped keys and values are filled in.
+layer speaks; its thresholds (CALM-DEC) are sought on dev, so that tokens run as many layers as under SkipDecode of the
+same speed-up there, or without one 1/2, 1/3, ... of them. Nothing is trained here: conf/experiment has an arm of one
+budget for each method. A speed-up is a ratio of layers: a schedule's own over the longest answer, while the layers of a
+token are counted, the first one's full depth among them; the clock is that of calm's batch decoder, plain eager torch,
+which has every method alike. There a row that has left is held until its mates have, and its skipped keys and values
+are filled in.
 ``variants`` are other schedules of SkipDecode (warm-up layers, decay) beside the one of ``variants_of``: an ablation,
 which no clock reads. A rerun with the same hydra.run.dir= decodes nothing again and may add ``batches``. Writes
 summary.json, tables.md, rows.parquet (with the scores of all articles), samples.parquet and the figure.
@@ -30,6 +32,7 @@ from .skipdecode_rows import ablation, clock_row, pairs, quality_rows, slot_rows
 from .skipdecode_tables import Paper, ablation_table, table4, table5
 from .skipdecode_ways import (
     BASE,
+    SKIP,
     VARIANT,
     Way,
     check_folders,
@@ -97,7 +100,7 @@ def run(config: SkipDecodeConfig, run_dir: Path) -> int:
     if exits is None:
         say("no exits=: CALM-DEC is left out")
     else:
-        chosen = ledger.run(searches(config, exits, dev, layers), "thresholds", say)
+        chosen = ledger.run(searches(config, exits, dev, layers, ways), "thresholds", say)
         failed |= chosen.failed
         ways.append(exit_way(exits, 1, config.measure, 1.0))
         ways += [exit_way(exits, row["speedup"], config.measure, row["threshold"]) for row in chosen.rows]
@@ -141,15 +144,23 @@ def corpus_of(config: SkipDecodeConfig, folder: Path) -> "tuple[str, list[Exampl
     return corpus.name, list(dev), list(test)
 
 
-def searches(config: SkipDecodeConfig, folder: Path, dev: "Sequence[Example]", layers: int) -> list[Trial]:
-    """The threshold of each speed-up of CALM-DEC."""
+def searches(
+    config: SkipDecodeConfig, folder: Path, dev: "Sequence[Example]", layers: int, ways: Sequence[Way]
+) -> list[Trial]:
+    """The threshold of each speed-up of CALM-DEC: for the layers that SkipDecode of this speed-up runs on dev."""
+    from calm.records import mean_layers
+
     layers_at = layers_on(folder, dev, config.measure, config.batch_size)
+    wanted = {times: layers / times for times in config.speedups}
+    for way in ways:
+        if way.method == SKIP and way.speedup in wanted:
+            wanted[way.speedup] = mean_layers(decoder(way.folder, config.batch_size)(dev, way.policy))
     return [
         Trial(
-            {"kind": "threshold", "speedup": times},
-            lambda t=times: [sought(layers_at, layers / t, config.search)],  # type: ignore[misc]
+            {"kind": "threshold", "speedup": times, "wanted": f"{aim:.6f}"},
+            lambda aim=aim: [sought(layers_at, aim, config.search)],  # type: ignore[misc]
         )
-        for times in config.speedups
+        for times, aim in wanted.items()
     ]
 
 

@@ -3,7 +3,7 @@
     python -m eval.speculative checkpoint=FOLDER [data=NAME] [n=500]
 
 Every layer, length and threshold is simulated from one pass over full depth's own answers (eval/speculative_simulated):
-acceptance, words a round, and how many passes of layers and head a word takes. The best are then decoded, by the
+acceptance, words a round, and how many passes of layers and head a word takes. The best on dev are then decoded, by the
 reference decoders and by the engine, and their answers compared with full depth's: they must be the same. The clock
 last: at each batch size in turns with full depth, a static depth and certified exits of the same engine, which all but
 drafts change answers. Of decoder-only folders transformers' own early-exit drafts stand beside its greedy search. A
@@ -21,7 +21,7 @@ from calm.drafting import Draft
 from calm.errors import CalibrationError, CalmError, DataError
 from calm.experiment_config import SpeculativeConfig
 
-from .common import Stamp, articles_of, asked_of, choose_model, finish, say
+from .common import Stamp, articles_of, asked_of, choose_model, dev_articles, finish, say
 from .experiment import UNFINISHED, draw, keep_rows, say_columns
 from .trials import Found, Ledger, Trial
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 UNIMPORTANT = ("checkpoint", "drafts", "engine", "peer", "batches", "attempts")  # to a trial's numbers
 UNEXPLAINED = 4  # exit status: an answer is not full depth's, and no near tie explains it
 SIMULATED = ("way", "acceptance", "words_a_round", "layer_passes", "head_passes", "layers_run", "fewer_passes")
-DECODED = ("way", "decoder", "dtype", "articles", "changed", "near_ties", "acceptance", "tokens_a_round")
+DECODED = ("way", "decoder", "dtype", "articles", "changed", "near_ties", "acceptance", "words_a_round")
 CLOCKED = ("way", "batch", "decode_tokens_ratio", "decode_tokens_ratio_low", "decode_tokens_ratio_high", "tokens_ratio")
 PEERS = ("way", "tokens_ratio", "tokens_ratio_low", "tokens_ratio_high", "changed")
 
@@ -48,21 +48,29 @@ def run(config: SpeculativeConfig, run_dir: Path) -> int:
 
     from .layer_answers import open_any, weights_hash
     from .speculative_decoded import Compared
-    from .speculative_simulated import best, head_layers, simulated
+    from .speculative_simulated import chosen, draft_from, head_layers, simulated
 
     model = open_any(folder, config.data, "cpu")
     spec, dtype = spec_of(model), config.dtype or certified_dtype(config, folder)
     corpus, articles = articles_of(config.data, model, config.n)
-    if len(articles) < 2:
-        raise DataError(f"the test split of {corpus} has {len(articles)} articles; two at least are needed")
+    dev = dev_articles(config.data, model, config.dev_rows)
+    if len(articles) < 2 or not dev:
+        raise DataError(
+            f"{corpus} has {len(articles)} articles of test and {len(dev)} of dev; two and one at least are needed"
+        )
     say(f"corpus: {corpus}, {len(articles)} articles of the test split; {model.num_layers} decoder layers")
-    told = {"model": weights_hash(folder), "rows_hash": hash_rows(articles), "dtype": dtype, "code": code_version()}
+    told = {
+        "model": weights_hash(folder), "rows_hash": hash_rows([*dev, *articles]), "dtype": dtype, "code": code_version()
+    }  # fmt: skip
     ledger = Ledger(run_dir, {**asked_of(config, UNIMPORTANT), **told})
-    passed = Trial({"kind": "simulated"}, lambda: simulated(config, model, spec, articles))
-    found = ledger.run([passed], "speculative", say)
+    first = [
+        Trial({"kind": "chosen"}, lambda: chosen(config, model, spec, dev)),
+        Trial({"kind": "simulated"}, lambda: simulated(config, model, spec, articles)),
+    ]
+    found = ledger.run(first, "speculative", say)
     if found.failed:
         raise CalmError(next(iter(found.failed.values())))
-    drafts = best(found.rows, config.drafts)
+    drafts = [draft_from(row) for row in found.rows if row["kind"] == "chosen"]
     served = cache(partial(as_served, model, folder))
     compared = Compared(config, model, articles, served)
     todo = compared.trials(drafts, list(dict.fromkeys((dtype, "fp32"))) if config.engine else [])
@@ -77,6 +85,7 @@ def run(config: SpeculativeConfig, run_dir: Path) -> int:
         "checkpoint": str(folder),
         "corpus": corpus,
         "articles": len(articles),
+        "dev_articles": len(dev),
         **told,
         "num_layers": model.num_layers,
         "head_layers": head_layers(spec),
@@ -169,9 +178,7 @@ def tell(rows: Sequence[dict[str, Any]], drafts: Sequence[Draft]) -> None:
     if kinds["clock"]:
         say_columns(kinds["clock"], CLOCKED, digits=3)
     if kinds["peer"]:
-        say_columns(
-            kinds["peer"], ("way", "tokens_ratio", "tokens_ratio_low", "tokens_ratio_high", "changed"), digits=3
-        )
+        say_columns(kinds["peer"], PEERS, digits=3)
 
 
 main = program("speculative", SpeculativeConfig, run)

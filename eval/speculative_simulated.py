@@ -1,8 +1,8 @@
 """What drafts would bring, from one pass over full depth's own answers.
 
-Up to its first wrong word a draft reads the answer itself, so what its layer says there is what it would draft: words,
-acceptance and rounds are those of a decode. Behind a wrong word the draft is taken to go on as it would on the answer,
-which changes nothing of what is said, only how much is read in vain.
+Up to its first wrong word a draft reads the answer itself, so what its layer says there is what it would draft: words
+and rounds are those of a decode. Behind a wrong word the draft is taken to go on as it would on the answer, which
+changes nothing of what is said, only how many words are drafted, and so read, in vain: acceptance is a little too high.
 """
 
 from collections.abc import Sequence
@@ -143,6 +143,32 @@ def simulated(
     ]  # fmt: skip
 
 
+def chosen(
+    config: SpeculativeConfig, model: "SpeakingModel", spec: "DecoderSpec", articles: "Sequence[Example]"
+) -> list[Row]:
+    """The drafts of fewest passes of weights, each of another layer, on other articles than those that are reported.
+
+    Returns:
+        ``fewer_passes``: full depth's by the draft's, on these articles.
+    """
+    from calm.confidence import HEAD_MEASURES
+
+    along, _ = paths(model, articles, config.measure, config.batch_size)
+    limit, by_head = model.settings.max_target_tokens, config.measure in HEAD_MEASURES
+    head, rows = head_layers(spec), list[Row]()
+    for draft in drafts_of(config, spec.num_layers):
+        each = [spent(path, draft, limit, spec.eos_token_id, by_head) for path in along]
+        said_, read, rounds, looks = (
+            sum(getattr(one, name) for one in each) for name in ("said", "read", "rounds", "looks")
+        )
+        passes = draft.layer * read + (spec.num_layers - draft.layer) * rounds + head * (looks + rounds)
+        rows.append({**draft_values(draft), "fewer_passes": (spec.num_layers + head) * said_ / passes})
+    of_layer: dict[int, Row] = {}
+    for row in sorted(rows, key=lambda row: -row["fewer_passes"]):
+        of_layer.setdefault(row["layer"], row)
+    return list(of_layer.values())[: config.drafts]
+
+
 def draft_row(config: SpeculativeConfig, spec: "DecoderSpec", draft: Draft, each: Sequence[Spent]) -> Row:
     """What one draft brings.
 
@@ -197,11 +223,3 @@ def draft_from(row: Row) -> Draft:
     """The draft of a row with these columns."""
     measure = None if row["measure"] is None else Measure(row["measure"])
     return Draft(int(row["layer"]), int(row["length"]), measure, float(row["threshold"]))
-
-
-def best(rows: Sequence[Row], count: int) -> list[Draft]:
-    """Those with the fewest passes, each of another layer."""
-    of_layer: dict[int, Row] = {}
-    for row in sorted(rows, key=lambda each: -each["fewer_passes"]):
-        of_layer.setdefault(row["layer"], row)
-    return [draft_from(row) for row in list(of_layer.values())[:count]]

@@ -7,6 +7,7 @@ knows only what is named here.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -36,12 +37,13 @@ from .native.encoder import NativePrefill
 from .native.machine import NativeMachine
 from .native.rounds import NativeRounds
 from .native.slots import NativeSlots
-from .native.views import INT8, LANES
+from .native.views import INT8, PLACES
 from .native.wave import NativeWave
 from .native.weights import KINDS, check_served
 from .options import EngineOptions
 from .paged import PagedSlots, Pages
 from .prefill import Prefill
+from .prompts import PromptPrefill
 from .requests import Row
 from .rounds import EagerRounds, Rounds
 from .runner import EagerRunner
@@ -73,7 +75,7 @@ class Backend:
     machine: Any
     wave: MakeWave
     rounds: Rounds | None = None
-    most_drafted: int = LANES - 1
+    most_drafted: int = 0
     bands: Bands | None = None
 
 
@@ -187,6 +189,7 @@ def _eager(model: ServedModel, options: EngineOptions, exits: Exits, clock: Cloc
         machine,
         lambda rule, rows, bucket: EngineWave(machine, rule, rows, bucket),
         EagerRounds(machine, model.spec.eos_token_id),
+        most_drafted=PLACES - 1,
         bands=EagerBands(machine),
     )
 
@@ -225,6 +228,7 @@ def _native(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clo
         machine,
         lambda rule, rows, bucket: NativeWave(machine, rows),
         NativeRounds(machine, model.spec.eos_token_id, options.max_batch),
+        most_drafted=PLACES - 1,
         bands=NativeBands(machine),
     )
 
@@ -279,16 +283,15 @@ def _step_ops(parts: Parts, most: int) -> TorchOps:
     return TritonOps(parts, most)
 
 
-def _torch_prefill(model: ServedModel, options: EngineOptions) -> Prefill:
-    def encoded(ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        assert model.encode is not None
-        return cross_kv(model.spec, model.encode(ids, mask))
+def _torch_prefill(model: ServedModel, options: EngineOptions) -> Prefill | PromptPrefill:
+    rest = options.prefill_rows, options.source_multiple, model.max_source, model.device
+    if model.read is not None:
+        return PromptPrefill(model.read, *rest)
+    assert model.encode is not None
+    return Prefill(model.encode, partial(cross_kv, model.spec), *rest)
 
-    read = model.read or encoded
-    return Prefill(read, options.prefill_rows, options.source_multiple, model.max_source, model.device)
 
-
-def _native_prefill(model: ServedModel, options: EngineOptions, kind: int) -> Prefill | NativePrefill:
+def _native_prefill(model: ServedModel, options: EngineOptions, kind: int) -> Prefill | PromptPrefill | NativePrefill:
     """A model that brings no more than a function to call is encoded by that."""
     packed = model.packed_encoder(kind)
     if packed is None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from calm.confidence import HEAD_MEASURES
 from calm.config import BatchRule, Measure, Schedule
 from calm.cost import backfilling, checking
+from calm.errors import ConfigError
 from calm.models.base import DecoderSpec
 from calm.policies import Confident, Full, Policy
 from calm.rules import Rule, climb
@@ -93,8 +94,11 @@ class MadeUp:
 
     Args:
         like: of whose dtype and device a source's K and V are.
-        max_source: takes every slot, with a source of so many tokens in it; None takes none: the rows share the
-            slot that is nobody's.
+        max_source: takes every slot, with a source of so many tokens in it, or as many as a paged cache has room for,
+            which the rows then share; None takes none: the rows share the slot that is nobody's.
+
+    Raises:
+        ConfigError: a paged cache has no room for a single row.
     """
 
     def __init__(
@@ -106,12 +110,13 @@ class MadeUp:
         self._taken: list[int] = []
         self._source: tuple[Tensor, ...] = ()
         if max_source is not None:
-            length = min(max_source, slots.longest_source(slots.max_target, slots.count))
+            seats, room = _seats(slots)
+            length = min(max_source, room)
             shape = (spec.num_layers, spec.num_kv_heads, length, spec.d_kv)
             self._source = (torch.randn(shape, generator=self._noise).to(like),) * 2
             if slots.prompted:
                 self._source += (torch.randn(spec.d_model, generator=self._noise).to(like),)
-            self._taken = [self._seated() for _ in range(slots.count)]
+            self._taken = [self._seated() for _ in range(seats)]
 
     def _seated(self) -> int:
         """A slot with the source in it, and room for any position."""
@@ -141,7 +146,7 @@ class MadeUp:
                 certified=False,
                 limit=1 << 30,
                 next_input=self._draw(self._vocabulary),
-                slot=slots[i] if slots else self.slots.padding,
+                slot=slots[i % len(slots)] if slots else self.slots.padding,
                 tokens=[0] * self._draw(self.slots.max_target),
             )
             for i in range(count)
@@ -294,6 +299,18 @@ class Bench(MadeUp):
             state = HeadState(wave.at.candidates, wave.live)
             speak = partial(self.machine.head.emit, wave.at.hidden, early, state)
             readings.timed("early_head", bucket, speak, self.machine.device)
+
+
+def _seats(slots: Any) -> tuple[int, int]:
+    """Rows that fit at full length, and tokens of source that each may have."""
+    seats: int = slots.count
+    while True:
+        try:
+            return seats, slots.longest_source(slots.max_target, seats)
+        except ConfigError:
+            if seats == 1:
+                raise
+            seats //= 2
 
 
 def _confident(measure: Measure, length: int) -> Policy:

@@ -244,7 +244,7 @@ class Desk:
     def _end(self, one: Open, answer: Answer) -> None:
         del self._open[answer.id]
         assert one.row is not None
-        failed = answer.status is Status.failed
+        failed, drafts = answer.status is Status.failed, one.submit.options.draft is not None
         if failed:
             logger.error("a request failed: %s", answer.error)
         self._events.append(
@@ -259,8 +259,8 @@ class Desk:
                 emission_layers=answer.emission_layers,
                 executed_layers=answer.executed_layers,
                 involuntary=answer.involuntary,
-                drafted=answer.drafted,
-                accepted=answer.accepted,
+                drafted=answer.drafted if drafts else None,
+                accepted=answer.accepted if drafts else None,
                 timing=replace(answer.timing, arrived=one.submit.arrived),
                 expired=one.expired,
                 error=FAILED if failed else "",
@@ -283,4 +283,5 @@ class Desk:
             blocks=engine.slots.num_blocks,
             blocks_used=engine.slots.num_blocks_used,
             preemptions=engine.preemption.count,
+            preempted_bytes=engine.preemption.held_bytes,
         )

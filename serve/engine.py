@@ -3,7 +3,7 @@
     engine = Engine("runs/demo/model")
     answers = engine.generate(["a text", "another"], tolerance=0.05)
 
-Iteration-level continuous batching for early-exit encoder-decoder models: between any two steps rows may join and
+Iteration-level continuous batching for early-exit models: between any two steps rows may join and
 leave, and within a step the batch rule says who waits for whom (calm.rules). For one thread only.
 """
 
@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +21,13 @@ import torch
 from torch import Tensor
 
 from calm.cost import CostTable
-from calm.drafting import Draft, accepted
+from calm.drafting import accepted
 from calm.errors import CalmError, ConfigError, DataError
-from calm.policies import Policy, SkipSchedule, Static
-from calm.rules import ROW_EXACT, Rule, next_parked
+from calm.policies import Policy, SkipSchedule, fills_above
+from calm.rules import ROW_EXACT
 
 from .accounting import Clock, StepRecord
 from .backend import decoding_identity, make_backend
-from .bands import bands_of
 from .certified import Certificates
 from .choice import RuleChoice
 from .drift import Drift, Reference
@@ -39,11 +39,11 @@ from .model import ServedModel, served
 from .options import EngineOptions, RequestOptions
 from .preempt import Preemption
 from .prefill import CrossCache, CrossKV, source_key
-from .prompts import first_words
 from .requests import Answer, Reason, Row, Status, one_line
 from .rounds import Round
 from .sampling import choose
 from .scheduler import Waiting
+from .turns import Turns
 from .wave import Spoken
 
 if TYPE_CHECKING:
@@ -96,8 +96,9 @@ class Engine:
         self.clock = Clock()
         backend = make_backend(self.model, options, self.clock)
         self.slots, self.prefill, self.machine = backend.slots, backend.prefill, backend.machine
-        self._exits, self._new_wave, self.runner_name = backend.exits, backend.wave, backend.name
-        self.rounds, self._most_drafted, self.bands = backend.rounds, backend.most_drafted, backend.bands
+        self._exits, self.runner_name = backend.exits, backend.name
+        self.most_drafted = backend.most_drafted
+        self.turns = Turns(backend, self.clock, self._fail)
         self.preemption = Preemption(options.preempt, self.slots, self.machine)
         most = self.slots.held_bytes if options.cross_cache_bytes is None else options.cross_cache_bytes
         self.cross_cache = CrossCache(options.cross_cache_rows, most)
@@ -107,7 +108,6 @@ class Engine:
         self._intake = Intake(self.model)
         self._waiting = Waiting(options.max_waiting)
         self._running: list[Row] = []
-        self._parked: list[Any] = []
         self._rows: dict[str, Row] = {}
         self._ended: list[Row] = []
         self._kept: list[Answer] = []  # of others, while a stream was read
@@ -116,7 +116,8 @@ class Engine:
             costs = None
         elif costs is None:
             costs = self._measured()
-        self._choice = RuleChoice(options, setting_of(self), costs, lambda asked: measure_check(self.machine, asked, 3))
+        check = partial(measure_check, self.machine, repeats=3)
+        self.turns.choice = RuleChoice(options, setting_of(self), costs, check)
 
     # requests
 
@@ -137,10 +138,10 @@ class Engine:
         resolved = self.certificates.resolve(asked, limit)
         self._intake.check(resolved.policy, name)
         if asked.draft is not None:
-            if self.rounds is None:
+            if not self.most_drafted:
                 raise ConfigError(f"draft needs runner=native or eager, and this engine's is {self.runner_name.value}")
-            self._intake.check_draft(asked.draft, self._most_drafted)
-        if isinstance(resolved.policy, SkipSchedule) and self.bands is None:
+            self._intake.check_draft(asked.draft, self.most_drafted)
+        if isinstance(resolved.policy, SkipSchedule) and self.turns.bands is None:
             raise ConfigError(
                 f"policy skip_schedule needs runner=native or eager, and this engine's is {self.runner_name.value}"
             )
@@ -178,9 +179,9 @@ class Engine:
 
     def _fills(self, policy: Policy) -> bool:
         """Whether layers above a token's are filled in; see Exits."""
-        if isinstance(policy, SkipSchedule):
+        if isinstance(policy, SkipSchedule):  # its bands follow no rule
             return False
-        return not isinstance(policy, Static) or self.options.rule not in ROW_EXACT
+        return fills_above(policy) or self.options.rule not in ROW_EXACT
 
     @property
     def num_waiting(self) -> int:
@@ -205,21 +206,10 @@ class Engine:
         self.clock.begin()
         self._make_room()
         admitted, calls = self._admit()
-        rows, said, rule = len(self._running), [], None
-        drafting = [row for row in self._decoding() if row.options.draft is not None]
-        if climbing := self._climbing():
-            self.clock("schedule")
-            rule = self._choice.rule(len(climbing), bool(self._parked), [measure for measure, _ in self._exits.present])
-            self.clock("choice")
-            spoken = self._wave(rule)
-            self._choice.saw(spoken.crossing, [row.number for row in spoken.rows])
-            said = self._take(spoken)
-        for draft in dict.fromkeys(row.options.draft for row in drafting if row.options.draft is not None):
-            said += self._hear(self._drafted([row for row in drafting if row.options.draft == draft], draft))
-        for layers, band in bands_of(self._decoding(), self.model.spec.num_layers).items():
-            said += self._banded(band, layers)
-        said += self._first_words()
-        parked = sum(wave.size for wave in self._parked)
+        rows, said, turns = len(self._running), list[tuple[str, int]](), self.turns
+        for spoken in turns.of(self._running):
+            said += self._take(spoken) if isinstance(spoken, Spoken) else self._hear(spoken)
+        parked, rule = turns.num_parked, turns.rule
         answers = self._answers()
         record = self.clock.end(rows, len(said), rule.name if rule else None, parked, admitted, calls)
         return Step(said, answers, record)
@@ -307,17 +297,17 @@ class Engine:
     def _admit(self) -> tuple[int, int]:
         """Fill free slots from the queue, first come first served; returns admitted rows and encoder calls."""
         admitted = calls = 0
-        while self.slots.free and self._waiting:
+        while self._waiting and self.slots.fit([self._waiting.first.reaches]):
             first = self._waiting.first
-            room = self.slots.room(first.length + first.reach, self.prefill.alike(first.length))
-            if not room:
-                break
             known = self.preemption.has(first) or first.key in self.cross_cache
             if not known and calls == self.options.prefill_calls:
                 break  # decoding rows do not wait for more than this
             calls += 0 if known else 1
-            room = min(self.options.prefill_rows, room)
+            room = min(self.options.prefill_rows, self.slots.free)
             group = self._waiting.group(room, self.prefill.alike, self.cross_cache)
+            fitting = self.slots.fit([row.reaches for row in group])
+            self._waiting.put_back(group[fitting:])
+            del group[fitting:]
             self.clock("schedule")
             try:
                 admitted += sum(self._seat(row, kv) for row, kv in self._encoded(group))
@@ -374,105 +364,6 @@ class Engine:
         for row, kv in zip(rows, found, strict=True):
             self.cross_cache.put(row.key, kv)
         return list(zip(rows, found, strict=True))
-
-    def _wave(self, rule: Rule) -> Spoken:
-        """The wave whose turn it is, taken through the layers."""
-        waiting = {id(row) for wave in self._parked for row in wave.rows}
-        fresh = [row for row in self._climbing() if id(row) not in waiting]
-        resumed = next_parked(self._parked, rule, len(fresh))
-        if resumed is not None:
-            self._parked.remove(resumed)
-        involved = fresh if resumed is None else resumed.rows
-        self.clock("schedule")
-        if not involved:
-            return Spoken.nothing()
-        try:
-            wave = self._new_wave(rule, fresh, None) if resumed is None else resumed
-            return self._up(wave, rule, self._parked, patient=resumed is None)
-        except Exception:
-            return self._without_poison(involved, rule)
-
-    def _without_poison(self, rows: list[Row], rule: Rule) -> Spoken:
-        """After a wave raised: each of its rows by itself finds those that raise; the others go on together.
-
-        A step writes nothing that a repetition does not write again. Rows that had joined the wave on its way are
-        parked no more and start their step anew.
-        """
-        self._parked.clear()
-        sound = []
-        for row in self._climbing():
-            try:
-                self._climbed([row], rule, self.machine.bucket(len(rows)))
-                sound.append(row)
-            except Exception as own:
-                self._fail(row, own)
-        try:
-            return self._climbed(sound, rule)
-        except Exception as still:  # it takes several of them: none can be told to be sound
-            for row in sound:
-                self._fail(row, still)
-            return Spoken.nothing()
-
-    def _climbing(self) -> list[Row]:
-        """Rows whose next token is for the layers to say, one token at a time."""
-        return [
-            row for row in self._decoding() if row.options.draft is None and not isinstance(row.policy, SkipSchedule)
-        ]
-
-    def _decoding(self) -> list[Row]:
-        """Rows whose next token is not for their prompt to say."""
-        return [row for row in self._running if row.tokens] if self.slots.prompted else list(self._running)
-
-    def _drafted(self, rows: list[Row], draft: Draft) -> list[Round]:
-        """A round of these rows; where that raises, each by itself, and those for which it still does fail."""
-        assert self.rounds is not None
-        try:
-            return self.rounds(rows, draft)
-        except Exception as error:
-            if len(rows) == 1:
-                self._fail(rows[0], error)
-                return []
-            return [found for row in rows for found in self._drafted([row], draft)]
-
-    def _banded(self, rows: list[Row], layers: Sequence[int]) -> list[tuple[str, int]]:
-        """Tokens of a band; where that raises, each row by itself, and those for which it still does fail."""
-        assert self.bands is not None
-        try:
-            return self._take(self.bands(rows, layers))
-        except Exception as error:
-            if len(rows) == 1:
-                self._fail(rows[0], error)
-                return []
-            return [found for row in rows for found in self._banded([row], layers)]
-
-    def _first_words(self) -> list[tuple[str, int]]:
-        """Tokens that the prompts of rows that have none yet say; a prompt for which that raises fails alone."""
-        rows = [row for row in self._running if not row.tokens] if self.slots.prompted else []
-        if not rows:
-            return []
-        try:
-            return self._take(first_words(self.machine, rows))
-        except Exception:
-            said, bucket = [], self.machine.bucket(len(rows))
-            for row in rows:
-                try:
-                    said += self._take(first_words(self.machine, [row], bucket))
-                except Exception as own:
-                    self._fail(row, own)
-            return said
-
-    def _climbed(self, rows: list[Row], rule: Rule, bucket: int | None = None) -> Spoken:
-        """One wave of these rows to its end, without parking."""
-        if not rows:
-            return Spoken.nothing()
-        return self._up(self._new_wave(rule, rows, bucket), rule, [], patient=False)
-
-    @staticmethod
-    def _up(wave: Any, rule: Rule, parked: list[Any], *, patient: bool) -> Spoken:
-        wave.climb(rule, parked, patient)
-        spoken: Spoken | None = wave.spoken
-        assert spoken is not None
-        return spoken
 
     def _hear(self, rounds: list[Round]) -> list[tuple[str, int]]:
         """Hand the words of rounds to their rows, each of them one of full depth; what follows an end is not said."""
@@ -549,7 +440,7 @@ class Engine:
 
     def _vacate(self, row: Row) -> None:
         self._running.remove(row)
-        self._parked = [wave for wave in self._parked if wave.drop(row)]
+        self.turns.forget(row)
         self.clock("host")
         self._exits.clear(row.slot)
         self.slots.give_back(row.slot)
@@ -573,7 +464,7 @@ class Engine:
             answers.append(self._answer(row))
             del self._rows[row.id]
         self._ended.clear()
-        if self.slots.neighbours and not self._parked:  # a parked wave knows its slots by number
+        if self.slots.neighbours and not self.turns.parked:  # a parked wave knows its slots by number
             self._running.sort(key=lambda row: row.slot)
             for place, row in enumerate(self._running):
                 if row.slot != place:
@@ -597,7 +488,7 @@ class Engine:
         """The cost table of this engine; a model keeps those that were measured for it."""
         options = self.options
         arithmetic = (self.runner_name, options.weights, options.cross_kv)
-        shape = (options.ladder, options.block_size, options.head, options.head_k, *arithmetic)
+        shape = (options.ladder, options.block_size, options.cache_blocks, options.head, options.head_k, *arithmetic)
         if shape not in self.model.costs:
             self.model.costs[shape] = measure(self, 3, measures=())
         return self.model.costs[shape]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calm.config import Measure
 from calm.models.base import DecoderSpec
-from calm.policies import Confident, Policy, Replay, SkipSchedule, Static, fixed_depth
+from calm.policies import Confident, Policy, Replay, SkipSchedule, fills_above, fixed_depth
 from calm.thresholds import ThresholdSchedule
 
 MEASURES = tuple(Measure)
@@ -70,6 +70,7 @@ class Exits:
     def put(self, slot: int, policy: Policy, row_id: str) -> None:
         """Raise ConfigError for a depth outside 1..L."""
         self.clear(slot)
+        self.fills[slot] = fills_above(policy)
         if isinstance(policy, SkipSchedule):  # it names layers, and nobody leaves
             return
         if isinstance(policy, Replay):
@@ -77,7 +78,6 @@ class Exits:
             self.depths[slot] = torch.tensor(depths)
         else:
             self.depths[slot] = fixed_depth(policy, row_id, 0, self._num_layers) or 0
-        self.fills[slot] = not isinstance(policy, Static)
         if isinstance(policy, Confident) and (self._record or not policy.schedule.exits_off):
             self.thresholds[slot] = _table(policy.schedule, self._exit_layers, self._length, self._num_layers)
             self._ask(slot, policy.measure, policy.agreement_k)

@@ -114,6 +114,11 @@ def measure_check(machine: Any, measures: frozenset[Measure], repeats: int = 5) 
     return between(readings.medians(), machine.buckets)
 
 
+def most_positions(engine: Engine) -> int:
+    """Positions of a row that one pass may take."""
+    return min(engine.model.max_target, engine.most_drafted + 1)
+
+
 @torch.inference_mode()
 def measure_passes(
     engine: Engine, positions: Sequence[int], repeats: int, lengths: Sequence[int]
@@ -124,18 +129,20 @@ def measure_passes(
     engine, medians, by its own clock.
 
     Args:
-        positions: how many, each at most the length of an answer.
+        positions: how many, each at most the length of an answer and one more than a round may draft.
         lengths: of sources, whose mean the row attends to.
 
     Returns:
         by (layers above, positions).
 
     Raises:
-        ConfigError: the engine has work or its runner has no such pass.
+        ConfigError: the engine has work, its runner has no such pass, or there are too many positions for one.
     """
-    if engine.has_work or engine.rounds is None:
+    if engine.has_work or engine.turns.rounds is None:
         raise ConfigError(f"passes are measured on an idle engine of runner native or eager, not {engine.runner_name}")
     num_layers, longest = engine.model.spec.num_layers, engine.model.max_target
+    if max(positions) > (most := most_positions(engine)):
+        raise ConfigError(f"{max(positions)} positions do not fit one pass of this engine; give at most {most}")
     bench = engine.machine.bench(round(sum(lengths) / len(lengths)))
     readings = Readings(engine.clock.now)
     try:
@@ -146,8 +153,8 @@ def measure_passes(
                 row.limit = row.step + count
                 for above in range(1, num_layers):
                     # as many guesses as the row has room for: none for one position
-                    engine.rounds([row], Draft(num_layers - above, max(1, count - 1)))
-                    readings.add(str(above), count, engine.rounds.verify_s)
+                    engine.turns.rounds([row], Draft(num_layers - above, max(1, count - 1)))
+                    readings.add(str(above), count, engine.turns.rounds.verify_s)
     finally:
         bench.close()
     return {(int(above), count): s for above, sizes in readings.medians().items() for count, s in sizes.items()}
@@ -177,6 +184,8 @@ def _host(engine: Engine, bench: Any, readings: Readings) -> None:
     """At the smallest and the largest bucket, on rows that run for as long as that takes."""
     for count in sorted({engine.options.ladder[0], engine.options.ladder[-1]}):
         engine._running = bench.rows(count)
+        for place, row in enumerate(engine._running):  # as if each had a slot of its own, and nobody had to move
+            row.slot = place
         try:
             readings.timed("host", count, partial(_silent_step, engine, bench, count), engine.model.device)
         finally:

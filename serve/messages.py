@@ -60,6 +60,8 @@ class ModelInfo:
         tolerances: by consistency, those for which a threshold below 1 or full depth is certified as it is served.
         measure: that the calibration picked; None without one.
         schedule: of layers, that it was trained by; None of other models.
+        max_drafted: words of a draft, at most; 0 where the runner makes none.
+        has_classifier: it has an exit classifier.
         about: further facts for /v1/models, JSON-ready.
     """
 
@@ -74,6 +76,8 @@ class ModelInfo:
     measure: str | None
     about: dict[str, Any]
     schedule: LayerSchedule | None = None
+    max_drafted: int = 0
+    has_classifier: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,8 @@ class Ended:
 
     Attributes:
         text: what was not told by ``Spoke`` yet.
-        drafted, accepted: words that its first layers drafted, and those of them that the whole stack said too.
+        drafted, accepted: words that its first layers drafted, and those of them that the whole stack said too; None
+            of a request that drafts none.
         expired: its deadline passed.
         error: of status failed; one line without prompt, path or traceback.
     """
@@ -164,8 +169,8 @@ class Ended:
     timing: Timing
     expired: bool = False
     error: str = ""
-    drafted: int = 0
-    accepted: int = 0
+    drafted: int | None = None
+    accepted: int | None = None
 
 
 @dataclass(frozen=True)
@@ -196,6 +201,7 @@ class Load:
         rebatches: times that a row waited for company.
         blocks, blocks_used: of a decoder-only model's cache; 0 where rows have slots of their own.
         preemptions: times that a row gave its blocks up for an older one.
+        preempted_bytes: of K and V of such rows that wait on the host.
     """
 
     beat: float
@@ -211,6 +217,7 @@ class Load:
     blocks: int = 0
     blocks_used: int = 0
     preemptions: int = 0
+    preempted_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ def served(
 
 
 def _reader(model: CausalModel) -> Read:
-    def read(ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    def read(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         found = model.read_prompts(ids, mask)
         return *found.stacked(), found.hidden
 

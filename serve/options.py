@@ -24,6 +24,7 @@ from calm.errors import ConfigError
 from calm.policies import Policy
 
 MAX_STOPS = 16
+MOST_BLOCK = 1 << 16  # positions
 MAX_STOP_CHARS = 256
 MAX_STOP_IDS = 256
 MIN_CALLS = 2  # of the encoder between two steps, where nobody says otherwise
@@ -72,7 +73,8 @@ class EngineOptions:
         buckets: batch sizes that an eager step is run at, and that a cost table is measured at, ascending; empty:
             powers of two up to ``max_batch``.
         max_waiting: requests that may wait; more are refused.
-        prefill_rows: rows of one encoder call, always padded to this number so that no mate changes a bit.
+        prefill_rows: rows of one encoder call, always padded to this number so that no mate changes a bit; prompts of a
+            decoder-only model that are read, one by one, in its place.
         prefill_calls: encoder calls between two decode steps at most: decoding rows never starve.
         source_multiple: sources are padded to multiples of this many tokens.
         cross_cache_rows: sources whose cross K/V (of a decoder-only model the prompt's own) is kept for when they come
@@ -151,6 +153,7 @@ class EngineOptions:
         ):
             _whole(name, getattr(self, name))
             check_range(name, getattr(self, name), least.get(name, 1), INF)
+        check_range("block_size", self.block_size, 1, MOST_BLOCK)
         if self.cross_cache_bytes is not None:
             _whole("cross_cache_bytes", self.cross_cache_bytes)
             check_range("cross_cache_bytes", self.cross_cache_bytes, 0, INF)

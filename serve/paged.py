@@ -4,6 +4,8 @@ A row has a table of its blocks; position p stands in the row's block p // size,
 nobody: one that is read where a table has no block and is never written, and one that is written by rows that are none.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,10 +62,18 @@ class PagedSlots(SlotPool):
         super().__init__(count, max_target, max_source, poison)
         self.size = pages.size
         most = self._needed(max_source + max_target - 1)
-        self.blocks = BlockPool(count * most if pages.count is None else pages.count, OWNED)
+        blocks = count * most if pages.count is None else pages.count
         dtype = spec.tensors["1.self_k"].dtype
-        shape = (spec.num_layers, OWNED + self.blocks.count, spec.num_kv_heads, self.size, spec.d_kv)
-        self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        shape = (spec.num_layers, OWNED + blocks, spec.num_kv_heads, self.size, spec.d_kv)
+        try:
+            self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        except (RuntimeError, MemoryError):
+            size = 2 * math.prod(shape) * dtype.itemsize / 2**30
+            raise ConfigError(
+                f"no memory for {blocks} blocks of {self.size} positions ({size:,.0f} GiB); lower "
+                "cache_blocks, or max_batch"
+            ) from None
+        self.blocks = BlockPool(blocks, OWNED)
         self.table = torch.full((count + 1, most), EMPTY, device=device)
         self.lengths = torch.ones(count + 1, dtype=torch.long, device=device)
         self.said = torch.zeros((count + 1, spec.d_model), dtype=spec.tensors["embed"].dtype, device=device)
@@ -89,15 +99,16 @@ class PagedSlots(SlotPool):
         """Padding never reads a row's table: no slots are taken for it."""
         return False
 
-    def room(self, length: int, longest: int) -> int:
+    def fit(self, lengths: Sequence[int]) -> int:
         """Keeps a block free for each row that may still grow: or who comes now would be the first to go again."""
-        if not self.free:
-            return 0
         most = self.table.shape[1]
-        free = self.blocks.free - sum(len(own) < most for own in self._own.values())
-        if self._needed(length) > free:
-            return 0
-        return max(1, min(self.free, free // min(self._needed(longest) + 1, most)))
+        left = self.blocks.free - sum(len(own) < most for own in self._own.values())
+        for count, length in enumerate(lengths[: self.free]):
+            needed = self._needed(length)
+            if needed > left:
+                return count
+            left -= min(needed + 1, most)
+        return min(len(lengths), self.free)
 
     def check(self, source: int, limit: int) -> None:
         positions = source + limit - 1  # the last token is never read

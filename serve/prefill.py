@@ -13,8 +13,9 @@ from calm.models.base import DecoderSpec
 from calm.rules import padded_length
 
 Encode = Callable[[Int[Tensor, "rows source"], Bool[Tensor, "rows source"]], Float[Tensor, "rows source d_model"]]
+Read = Callable[[Int[Tensor, "rows source"], Bool[Tensor, "rows source"]], tuple[Tensor, Tensor, Tensor]]
 CrossKV = tuple[Any, ...]  # keys and values, (layers, heads, source, d_kv) each, and what else of it a slot is given
-Read = Callable[[Int[Tensor, "rows source"], Bool[Tensor, "rows source"]], tuple[Tensor, ...]]
+Cross = Callable[[Float[Tensor, "rows source d_model"]], tuple[Tensor, Tensor]]  # (layers, rows, heads, source, d_kv)
 
 
 def source_key(source: Sequence[int]) -> bytes:
@@ -61,20 +62,24 @@ def cross_bytes(spec: DecoderSpec) -> int:
 
 
 class Prefill:
-    """Encodes sources, or reads prompts, in calls of one shape each: ``rows`` x a multiple of ``multiple`` tokens.
+    """Encodes sources in calls of one shape each: ``rows`` x a multiple of ``multiple`` tokens.
 
     A source's padded length is its own, and a call has ``rows`` rows whoever is in it: what a source encodes to
     does not depend on its mates, to the bit.
-
-    Args:
-        read: ids and mask -> keys and values, (layers, rows, heads, source, d_kv) each, and what else there is of each
-            row, rows first: a prompt's last hidden.
     """
 
     padded_calls = True
 
-    def __init__(self, read: Read, rows: int, multiple: int, max_source: int, device: torch.device) -> None:
-        self._read, self.rows, self._multiple = read, rows, multiple
+    def __init__(
+        self,
+        encode: Encode,
+        cross: Cross,
+        rows: int,
+        multiple: int,
+        max_source: int,
+        device: torch.device,
+    ) -> None:
+        self._encode, self._cross, self.rows, self._multiple = encode, cross, rows, multiple
         self._max_source, self._device = max_source, device
 
     def padded(self, length: int) -> int:
@@ -86,7 +91,7 @@ class Prefill:
         return self.padded(length)
 
     def __call__(self, sources: Sequence[Sequence[int]]) -> list[CrossKV]:
-        """What a slot is given of at most ``rows`` sources of one padded length."""
+        """Cross K/V of at most ``rows`` sources of one padded length."""
         length = self.padded(max(len(source) for source in sources))
         ids = torch.zeros((self.rows, length), dtype=torch.long, device=self._device)
         mask = torch.zeros((self.rows, length), dtype=torch.bool, device=self._device)
@@ -94,11 +99,8 @@ class Prefill:
         for i, source in enumerate(sources):
             ids[i, : len(source)] = torch.tensor(list(source), device=self._device)
             mask[i, : len(source)] = True
-        keys, values, *more = self._read(ids, mask)
+        keys, values = self._cross(self._encode(ids, mask))
         return [
-            (
-                *(tensor[:, i, :, : len(source)].clone() for tensor in (keys, values)),
-                *(tensor[i].clone() for tensor in more),
-            )
+            (keys[:, i, :, : len(source)].clone(), values[:, i, :, : len(source)].clone())
             for i, source in enumerate(sources)
         ]

@@ -159,6 +159,11 @@ class Row:
         return self.step + (self.ahead if self.tokens else 0)
 
     @property
+    def reaches(self) -> int:
+        """Positions of its source and of its answer up to there."""
+        return self.length + self.reach
+
+    @property
     def over(self) -> bool:
         return self.status not in (Status.waiting, Status.running)
 

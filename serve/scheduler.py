@@ -32,14 +32,12 @@ class Waiting:
         self._rows.append(row)
 
     def put_back(self, rows: Sequence[Row]) -> None:
-        """At the head of the queue, in this order, whatever the limit: they had waited already.
+        """To where they were in the order of arrival, whatever the limit: they had waited already.
 
-        Rows whose answers have begun go before all others, the oldest of them first.
+        Rows whose answers have begun go before all others.
         """
-        self._rows.extendleft(reversed([row for row in rows if not row.tokens]))
         for row in rows:
-            if row.tokens:
-                insort(self._preempted, row, key=lambda each: each.number)
+            insort(self._preempted if row.tokens else self._rows, row, key=lambda each: each.number)
 
     def remove(self, row: Row) -> None:
         (self._preempted if row in self._preempted else self._rows).remove(row)

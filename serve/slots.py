@@ -4,6 +4,7 @@ A slot holds the self-attention K/V of every layer for all N positions, the cros
 the source's mask. Nothing grows and nothing is concatenated. The last slot belongs to nobody: padding rows write there.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -63,9 +64,9 @@ class SlotPool:
         """Of K and V where slots share them; None where each has its own."""
         return None
 
-    def room(self, length: int, longest: int) -> int:
-        """Rows that may be seated now: 0 where one of ``length`` positions may not, else of ``longest`` at most."""
-        return self.free
+    def fit(self, lengths: Sequence[int]) -> int:
+        """How many rows with so many positions each, the first ones of these, may be seated now."""
+        return min(len(lengths), self.free)
 
     def check(self, source: int, limit: int) -> None:
         """Raise ConfigError for a source and an answer of so many tokens that cannot have room at any time."""

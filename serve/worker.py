@@ -222,6 +222,8 @@ def info_of(engine: Engine, name: str) -> ModelInfo:
             "cache_blocks": engine.slots.num_blocks,
         },
         schedule=model.schedule,
+        max_drafted=engine.most_drafted,
+        has_classifier=model.classifier is not None,
     )
 
 

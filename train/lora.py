@@ -23,7 +23,7 @@ from calm.models.speaking import SpeakingModel
 from .context import Context
 
 ADAPTER = "adapter"  # within a checkpoint of a training
-WEIGHTS, BASE = "adapter_model.safetensors", "base.json"
+WEIGHTS, SETTINGS, BASE = "adapter_model.safetensors", "adapter_config.json", "base.json"
 NAME = "default"  # peft's own of a model's only adapter
 PREFIX = "base_model.model."  # that peft puts before every name in its files
 
@@ -97,6 +97,12 @@ class Lora:
             raise CheckpointError(
                 f"{folder} adapts other weights (sha256 {str(base)[:12]}) than those of checkpoint= "
                 f"({self.base[:12]}); give the model folder that it was trained on"
+            )
+        alpha = read_json(folder / SETTINGS).get("lora_alpha") if (folder / SETTINGS).is_file() else None
+        if alpha != self.config.alpha:
+            raise CheckpointError(
+                f"{folder} was made with alpha {alpha} and not with finetune.lora.alpha={self.config.alpha}, by which "
+                "all that it adds is scaled; give that"
             )
         own, found = self._tensors(), load_tensors(folder / WEIGHTS)
         if {name: tensor.shape for name, tensor in own.items()} != {name: each.shape for name, each in found.items()}:

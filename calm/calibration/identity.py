@@ -24,9 +24,14 @@ MODEL_FILES = ("model.safetensors", "exit_classifier.safetensors", "config.json"
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model")  # tokenizer_config.json changes with every load and save
 DECODING_CODE = (
     "calm/decode*.py",
-    "calm/batch_causal.py",
-    "calm/batch_layers.py",
+    "calm/architectures.py",
+    "calm/batch_*.py",
     "calm/layer_math.py",
+    "calm/layer_schedule.py",
+    "calm/drafting.py",
+    "calm/speculative.py",
+    "calm/wide_layers.py",
+    "calm/kv_budget.py",
     "calm/confidence.py",
     "calm/thresholds.py",
     "calm/policies.py",
@@ -35,6 +40,8 @@ DECODING_CODE = (
     "calm/data/text.py",
     "serve/*.py",
     "serve/native/*",
+    "serve/graph/*",
+    "serve/graph/kernels/*",
 )
 UNTOLD_KEYS = ("transformers_version", "_name_or_path")  # who wrote the file, not what is in it
 

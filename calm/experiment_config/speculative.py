@@ -13,12 +13,13 @@ class SpeculativeConfig:
 
     checkpoint: str | None = None  # a model folder or a plain one; default: the newest model folder under runs/
     data: DataConfig | None = None  # default: the corpus that the model was trained on
+    dev_rows: int = 300  # of dev, on which drafts are chosen
     n: int | None = 500  # articles of the test split, simulated and decoded; None: all of them
     layers: list[int] = field(default_factory=list)  # whose words are drafts; []: every one below the last
     lengths: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 6])  # words of a draft at most
     measure: Measure = Measure.softmax  # that ends a draft
     thresholds: list[float] = field(default_factory=lambda: [0.0, 0.2, 0.4, 0.6, 0.8, 0.9])  # 0: by length alone
-    drafts: int = 3  # of the best, each of another layer, that are decoded and timed
+    drafts: int = 3  # of the best on dev, each of another layer, that are decoded and timed
     engine: bool = True  # decode and time them with the engine too
     peer: bool = True  # transformers' own early-exit drafts, of decoder-only models
     timed: int = 160  # of the articles, answered to their ends in turns
@@ -55,5 +56,5 @@ class SpeculativeConfig:
             check_range("thresholds", threshold, 0, 1)
         check_range("timed", self.timed, 2, INF)
         check_range("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
-        for name in ("drafts", "batch_size", "bootstrap"):
+        for name in ("dev_rows", "drafts", "batch_size", "bootstrap"):
             check_range(name, getattr(self, name), 1, INF)

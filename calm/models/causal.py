@@ -139,26 +139,25 @@ class CausalModel(SpeakingModel):
         asked = asked[:, :, None].expand(-1, -1, self.d_model)
         hiddens: list[Tensor] = []
         for index in range(1, self.num_layers + 1):
-            hidden = self._run_first(
-                index, hidden, place, causal, None if reach is None else lengths + reach[index - 1]
-            )
+            ends = None if reach is None else lengths - 1 + reach[index - 1]
+            hidden = self._run_below(ends, index, hidden, place, causal)
             hiddens.append(hidden.gather(1, asked))
         return hiddens
 
-    def _run_first(
+    def _run_below(
         self,
+        ends: Int[Tensor, " batch"] | None,
         index: int,
         hidden: Float[Tensor, "batch length d_model"],
         place: Int[Tensor, "batch length"],
         causal: Float[Tensor, "1 1 length length"],
-        ends: Int[Tensor, " batch"] | None,
     ) -> Float[Tensor, "batch length d_model"]:
-        """Layer ``index`` at each row's positions below ``ends - 1``; what stands there looks at nothing behind it."""
+        """Layer ``index`` at each row's positions below its end, which look at nothing behind it; others pass it by."""
         if ends is None:
             return self.run_layer(index, hidden, place, causal, None)
-        n = min(int(ends.max()) - 1, hidden.shape[1])  # no row runs the layer further
+        n = min(int(ends.max()), hidden.shape[1])  # no row runs the layer further
         run = self.run_layer(index, hidden[:, :n], place[:, :n], causal[..., :n, :n], None)
-        run = torch.where((place[:, :n] < ends[:, None] - 1)[..., None], run, hidden[:, :n])
+        run = torch.where((place[:, :n] < ends[:, None])[..., None], run, hidden[:, :n])
         return torch.cat([run, hidden[:, n:]], dim=1)
 
 

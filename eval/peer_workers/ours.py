@@ -18,7 +18,7 @@ from calm.config import BatchRule, Head, Measure, RunnerName, Weights
 from calm.cost import CostTable
 from calm.engine_config import served_numbers
 from calm.errors import CalmError
-from calm.policies import Full, Policy, Replay, Static, fixed_depth
+from calm.policies import Full, Policy, Replay, Static, fills_above, fixed_depth
 from calm.rules import Rule
 from calm.sim_rows import Trace
 from calm.simulate import SimEngine
@@ -102,7 +102,7 @@ class Ours:
             self._costs[key] = measure(engine, measures=[{asked}] if asked else [], lengths=[engine.model.max_source])
         layers = engine.model.spec.num_layers
         wanted = frozenset([asked] if asked else [])
-        fills = not isinstance(policy, Static)
+        fills = fills_above(policy)
 
         def depths(name: str) -> tuple[int, ...]:
             return tuple(fixed_depth(policy, name, step, layers) or layers for step in range(tokens))

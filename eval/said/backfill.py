@@ -47,7 +47,8 @@ def said(summary: Mapping[str, Any]) -> list[str]:
             fill = number(several[-1]["fill_of_pass"], 0, 100)
             found.append(
                 f"True keys and values of several positions in one pass at batch 1 take, of running the {deepest} "
-                f"layers position by position, {listed(each)}; projecting takes {fill} % of the last of these."
+                f"layers position by position, {listed(each)}; projecting them one by one takes {fill} % of the last "
+                "of these."
             )
     return found
 

@@ -36,6 +36,13 @@ def said(summary: Mapping[str, Any]) -> list[str]:
         ]
         if mine:
             found.append(f"In ROUGE-L to full depth's answers, beside {name} of nearest layers, {listed(mine)}.")
+            gains = [row for row in pairs if row["role"] == role and sign(row, "rouge_l_gained")]
+            each = [
+                f"{row['way']} {VERDICT[sign(row, 'rouge_l_gained')]} ({told(row, 'rouge_l_gained', 4)})"
+                for row in gains
+            ]
+            verdict = listed(each) if each else "none can be told apart"
+            found.append(f"In ROUGE-L to the references, beside the same, {verdict}.")
     return found + [_fit(row) for row in summary["rows"] if row["kind"] == "fit"]
 
 

@@ -21,15 +21,19 @@ def _held(summary: Mapping[str, Any]) -> list[str]:
     found = []
     for method, name in NAMES.items():
         mine = [row for row in summary["rows"] if row["method"] == method and row["speedup"] > 1]
-        close = [row for row in mine if row["rouge_l_minus_full"] >= -CLOSE]
+        close = [row for row in mine if row["rouge_l_minus_full_low"] >= -CLOSE]
         if close:
             best = min(close, key=lambda row: row["layers"])
-            found.append(f"{name} down to {number(best['layers'])} layers a token ({best['speedup']}x)")
+            times = number(summary["num_layers"] / best["layers"])
+            found.append(f"{name} down to {number(best['layers'])} layers a token ({times} times fewer)")
         elif mine:
             found.append(f"{name} at none of its speed-ups")
     if not found:
         return []
-    return [f"Within {CLOSE:g} ROUGE-L of full depth's {summary['num_layers']} layers stays {'; '.join(found)}."]
+    return [
+        f"Within {CLOSE:g} ROUGE-L of full depth's {summary['num_layers']} layers, whole interval over articles, stays "
+        f"{'; '.join(found)}. Each is one training."
+    ]
 
 
 def _order(summary: Mapping[str, Any]) -> list[str]:
@@ -78,8 +82,9 @@ def _slots(summary: Mapping[str, Any]) -> list[str]:
         ]
         if parts:
             found.append(
-                f"With {slots} places SkipDecode calls layers fewer times than continuous batching at full depth, "
-                f"counted, no clock: {'; '.join(parts)}."
+                f"Calls of layers for a token with {slots} places, those of full depth in continuous batching over "
+                f"SkipDecode's (a count, no clock; below 1 there are more of them; the engine takes groups): "
+                f"{'; '.join(parts)}."
             )
     return found
 

@@ -9,22 +9,28 @@ Row = Mapping[str, Any]
 
 
 def said(summary: Mapping[str, Any]) -> list[str]:
-    """The best draft as simulated, whether answers were full depth's, the clock of the best, and the peer's."""
-    kinds = ("simulated", "decoded", "clock", "peer")
+    """The best draft of dev as simulated, whether answers were full depth's, the clock beside, and the peer's."""
+    kinds = ("chosen", "simulated", "decoded", "clock", "peer")
     of = {kind: [row for row in summary["rows"] if row["kind"] == kind] for kind in kinds}
-    found = [*_simulated(of["simulated"], summary), *_decoded(of["decoded"]), *_clock(of["clock"]), *_peer(of["peer"])]
+    found = [
+        *_simulated(of["simulated"], of["chosen"], summary),
+        *_decoded(of["decoded"]),
+        *_clock(of["clock"]),
+        *_peer(of["peer"]),
+    ]
     return [*found, *([BUSY] if summary["noisy"] else [])]
 
 
-def _simulated(rows: Sequence[Row], summary: Mapping[str, Any]) -> list[str]:
-    if not rows:
+def _simulated(rows: Sequence[Row], chosen: Sequence[Row], summary: Mapping[str, Any]) -> list[str]:
+    ways = [row["way"] for row in chosen]
+    best = next((row for row in rows if row["way"] in ways[:1]), None)
+    if best is None:
         return []
-    best = max(rows, key=lambda row: row["fewer_passes"])
     accepted = "no word is drafted" if best["acceptance"] is None else (
         f"{told(best, 'acceptance', 1, 100)} % of its words are accepted"
     )  # fmt: skip
     return [
-        f"Of {len(rows)} drafts, simulated, {_name(best)} takes the fewest passes of weights: {accepted}, a round says "
+        f"Of {len(rows)} drafts, simulated, {_name(best)}, the best on dev: {accepted}, a round says "
         f"{told(best, 'words_a_round')} words, a word takes {number(best['layer_passes'])} passes of a layer (full "
         f"depth {summary['num_layers']}) and {number(best['head_passes'])} of the head, which weighs "
         f"{number(summary['head_layers'], 1)} layers; by passes that is {told(best, 'fewer_passes')} times as cheap, "
@@ -52,12 +58,11 @@ def _clock(rows: Sequence[Row]) -> list[str]:
     found = []
     for batch in dict.fromkeys(row["batch"] for row in rows):
         mine = [row for row in rows if row["batch"] == batch]
-        best = {
-            role: max((row for row in mine if row["role"] == role), key=lambda row: row["decode_tokens_ratio"])
-            for role in ("draft", "exit", "static")
-            if any(row["role"] == role for row in mine)
-        }
-        each = [f"{row['way']} {told(row, 'decode_tokens_ratio')}" for row in best.values()]
+        named = [row for row in mine if row["role"] == "draft"]
+        for role in ("exit", "static"):  # of its rivals the best
+            rivals = [row for row in mine if row["role"] == role]
+            named += sorted(rivals, key=lambda row: -row["decode_tokens_ratio"])[:1]
+        each = [f"{row['way']} {told(row, 'decode_tokens_ratio')}" for row in named]
         if each:
             found.append(f"batch {batch}: {listed(each)}")
     return [f"Decode steps by the clock, full depth's being 1: {'; '.join(found)}."] if found else []

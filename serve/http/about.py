@@ -19,6 +19,7 @@ class ModelEarlyExit(BaseModel):
     measure: str | None = Field(description="Of the confidence, where none is asked for; null without a calibration.")
     default_tolerance: float | None = Field(description="Of calls that say nothing of early exit; null: full depth.")
     default_consistency: str
+    default_draft_layer: int | None = Field(description="Of calls that say nothing; null: one token at a time.")
 
 
 class ModelCard(BaseModel):
@@ -67,6 +68,7 @@ def model_card(engine: ServedEngine, config: ServeConfig, name: str, created: in
             "measure": info.measure,
             "default_tolerance": config.default_tolerance,
             "default_consistency": config.default_consistency.value,
+            "default_draft_layer": config.default_draft.layer,
         }
     return {
         **(info.about if info else {}),

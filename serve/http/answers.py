@@ -160,7 +160,7 @@ def facts(ended: Ended, num_layers: int, layers: Sequence[int] | None) -> Json:
         "mean_exit_layer": round(mean, 4),
         "layers_skipped": round(1.0 - mean / num_layers, 4) if emitted else 0.0,
     }
-    if ended.drafted:
+    if ended.drafted is not None:
         told |= {"drafted": ended.drafted, "accepted": ended.accepted}
     return told if layers is None else {**told, "exit_layers": list(layers)}
 

@@ -167,8 +167,8 @@ class Metrics:
     def _ended(self, ended: Ended) -> None:
         self._spoke.pop(ended.id, None)
         self._involuntary.inc(ended.involuntary)
-        self._drafted.inc(ended.drafted)
-        self._accepted.inc(ended.accepted)
+        self._drafted.inc(ended.drafted or 0)
+        self._accepted.inc(ended.accepted or 0)
         if ended.expired:
             self._expired.inc()
         if ended.status is Status.failed:
@@ -209,6 +209,8 @@ class Metrics:
         yield GaugeMetricFamily("calm_kv_blocks_used", "Blocks of the cache that rows have.", value=load.blocks_used)
         yield GaugeMetricFamily("calm_kv_blocks_free", "Blocks of the cache that nobody has.", value=free)
         yield CounterMetricFamily("calm_preemptions", "Rows that gave their blocks up.", value=load.preemptions)
+        waiting = "Bytes of keys and values of such rows that wait on the host."
+        yield GaugeMetricFamily("calm_preempted_bytes", waiting, value=load.preempted_bytes)
         executed, skipped = load.layers_executed, load.layers_skipped
         yield CounterMetricFamily("calm_layers_executed", "Decoder layers that ran, by row.", value=executed)
         yield CounterMetricFamily("calm_layers_skipped", "Decoder layers that did not run, by row.", value=skipped)

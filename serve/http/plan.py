@@ -81,7 +81,7 @@ def depth(asked: CompletionRequest, info: ModelInfo, config: ServeConfig) -> dic
         return {"draft": _draft(wish.draft, asked, info)}
     if wish is None or (wish.policy is None and wish.threshold is None and wish.tolerance is None):
         if config.default_tolerance is None:
-            return {"policy": Full() if info.schedule is None else SkipSchedule(info.schedule)}
+            return _usual(asked, info, config)
         return {"tolerance": config.default_tolerance, "consistency": config.default_consistency}
     if wish.policy == "full":
         return {"policy": Full()}
@@ -101,6 +101,16 @@ def depth(asked: CompletionRequest, info: ModelInfo, config: ServeConfig) -> dic
     if wish.tolerance is not None:
         return {"tolerance": wish.tolerance, **told}
     return {"tolerance": _certified(consistency, info, config), **told}
+
+
+def _usual(asked: CompletionRequest, info: ModelInfo, config: ServeConfig) -> dict[str, Any]:
+    """Of calls that say nothing: the model's own schedule of layers, or full depth, drafted where that can be."""
+    if info.schedule is not None:
+        return {"policy": SkipSchedule(info.schedule)}
+    draft = config.default_draft.draft()
+    if draft is None or not asked.greedy or asked.min_tokens:
+        return {"policy": Full()}
+    return {"draft": draft}
 
 
 def _draft(wish: Drafted, asked: CompletionRequest, info: ModelInfo) -> Draft:

@@ -192,6 +192,15 @@ class Service:
                 f"default_tolerance={asked:g} is not certified for consistency "
                 f"{self._config.default_consistency.value} as the model is served; certified: {known}"
             )
+        if (draft := self._config.default_draft.draft()) is not None:
+            if not info.max_drafted:
+                raise ConfigError("default_draft: this engine's runner makes no drafts; choose runner=native or eager")
+            if info.schedule is not None:
+                raise ConfigError("default_draft: the model was trained by a schedule of layers, which decodes by that")
+            draft.check_depth(info.num_layers)
+            draft.check_classifier(info.has_classifier)
+            if draft.length > info.max_drafted:
+                raise ConfigError(f"default_draft.length={draft.length} is above the {info.max_drafted} of one round")
         LOGGER.info("ready", extra={"facts": {"max_batch": info.max_batch, "num_layers": info.num_layers}})
 
     async def _drained(self) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 from calm.checkpoint import sha256_file
 from calm.errors import CalmError
 
-from .views import LANES, DraftView, EncoderView, ModelView, WaveView
+from .views import PLACES, DraftView, EncoderView, ModelView, WaveView
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
         "calm_model_bytes": (whole, []),
         "calm_wave_bytes": (whole, []),
         "calm_draft_bytes": (whole, []),
-        "calm_draft_lanes": (whole, []),
+        "calm_draft_places": (whole, []),
         "calm_encoder_bytes": (whole, []),
         "calm_engine_new": (pointer, [pointer]),
         "calm_engine_free": (None, [pointer]),
@@ -191,6 +191,8 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
     ours = tuple(map(ctypes.sizeof, (ModelView, WaveView, DraftView, EncoderView)))
     if sizes != ours:
         raise NativeError(f"the compiled structures have {sizes} bytes, not {ours}; use runner=eager")
-    if found.calm_draft_lanes() != LANES:
-        raise NativeError(f"the compiled rounds have {found.calm_draft_lanes()} lanes, not {LANES}; use runner=eager")
+    if found.calm_draft_places() != PLACES:
+        raise NativeError(
+            f"the compiled rounds have {found.calm_draft_places()} places, not {PLACES}; use runner=eager"
+        )
     return found

@@ -6,7 +6,7 @@
 
 namespace calm {
 
-static INLINE int lane_of(const Model& m, int slot, int place) { return m.slots + slot * LANES + place; }
+static INLINE int lane_of(const Model& m, int slot, int place) { return m.slots + slot * PLACES + place; }
 
 // Up through a layer; ``keeps``: what was before it is wanted too.
 static void raise_lanes(const Model& m, Scratch& s, Draft& d, int layer, const std::vector<int32_t>& lanes,
@@ -43,7 +43,7 @@ static void guess(const Model& m, Scratch& s, Drafter& at, Draft& d, int place) 
                                            : confidence_of_state(m, at.lanes[i], d.measure, d.layer);
             if (!(confidence >= d.threshold)) continue;
         }
-        d.drafted[row * LANES + place] = seen.best.word;
+        d.drafted[row * PLACES + place] = seen.best.word;
         d.guesses[row]++;
         if (seen.best.word != d.eos) at.rows[kept++] = row;  // nobody stands behind an end
     }
@@ -61,7 +61,7 @@ static void draft(const Model& m, Scratch& s, Drafter& at, Draft& d, Timer& time
             at.lanes.push_back(lane);
             d.positions[row] = place + 1;
             m.step[lane] = m.step[slot] + place;
-            put_embedding(m, place ? d.drafted[row * LANES + place - 1] : m.token[slot],
+            put_embedding(m, place ? d.drafted[row * PLACES + place - 1] : m.token[slot],
                           m.hidden + (int64_t)lane * m.d_model);
         }
         for (int layer = 1; layer <= d.layer; layer++)
@@ -85,7 +85,7 @@ static void verify(const Model& m, Scratch& s, Checker& c, Drafter& at, Draft& d
     for (int row = 0; row < d.count; row++) {
         for (int place = 0; place < d.positions[row]; place++) {
             at.lanes.push_back(lane_of(m, d.slots[row], place));
-            c.places.push_back(row * LANES + place);
+            c.places.push_back(row * PLACES + place);
         }
     }
     for (int layer = d.layer + 1; layer <= m.layers; layer++) raise_lanes(m, s, d, layer, at.lanes, false);

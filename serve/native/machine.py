@@ -14,7 +14,7 @@ from ..accounting import Clock
 from ..exits import Exits
 from .build import Handle, library
 from .slots import NativeSlots
-from .views import BF16, FP32, LANES, NO_MEMORY, STANDS, DraftView, MatrixView, ModelView, WaveView
+from .views import BF16, FP32, NO_MEMORY, PLACES, STANDS, DraftView, MatrixView, ModelView, WaveView
 from .weights import ACTIVATIONS, Packed, address, bias_by_distance
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ class NativeMachine:
         self.spare: list[Any] = []  # memory of waves that have spoken
         self.num_layers = spec.num_layers
         rows, k = slots.count + 1, min(head_k, spec.vocab_size)
-        places = rows * (1 + LANES)
+        places = rows * (1 + PLACES)
         self.step, self.token = (ctypes.c_int32 * places)(), (ctypes.c_int32 * rows)()
-        self._home = torch.cat([torch.arange(rows), torch.arange(rows).repeat_interleave(LANES)]).int()
+        self._home = torch.cat([torch.arange(rows), torch.arange(rows).repeat_interleave(PLACES)]).int()
         self._hidden, self._previous = (torch.zeros(places, spec.d_model) for _ in range(2))
         self._ints = torch.zeros((len(STANDS), rows), dtype=torch.int32)
         self._candidates = torch.full((rows, k), -1, dtype=torch.int32)

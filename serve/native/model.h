@@ -41,7 +41,7 @@ struct Model {
     const int64_t* run_lengths;  // slots; k of ``agreement``
     const uint8_t* fills;        // slots; 0: nobody reads K/V above the row's depth, which is fixed
 
-    // where a row stands in its step; after the slots come the lanes: positions of a row that drafts, LANES a slot
+    // where a row stands in its step; after the slots come the lanes: positions of a row that drafts, PLACES a slot
     float *hidden, *previous;  // (slots + lanes) x d_model
     int32_t *step, *home;      // slots + lanes; home: the slot whose K/V it reads and writes, a slot's own number
     int32_t *token, *crossing, *crossed, *argmax, *run;
@@ -66,7 +66,7 @@ struct Wave {
     int32_t cpu_time;  // seconds are those that this thread was running
 };
 
-constexpr int LANES = 16;  // positions that a row may stand at in one round
+constexpr int PLACES = 16;  // positions that a row may stand at in one round
 
 // A round of rows that draft: the first layers say what the next words may be, the others read all of them at once.
 struct Draft {
@@ -76,8 +76,8 @@ struct Draft {
     int32_t eos;                    // after which nobody drafts; -1: any word may follow
     const int32_t *slots, *room;    // rows; words that each may still say, 1 at least
     int32_t *positions, *guesses;   // of each row in this round: where it stood, and how many words it drafted
-    int32_t* drafted;               // count x LANES
-    int32_t* words;                 // count x LANES: what the whole stack says at each position
+    int32_t* drafted;               // count x PLACES
+    int32_t* words;                 // count x PLACES: what the whole stack says at each position
     int32_t* batch;                 // rows of each layer that ran, in order
     int32_t ran;
     int32_t fallbacks, cpu_time;

@@ -14,7 +14,7 @@ from ..exits import MEASURES
 from ..requests import Row
 from ..rounds import Round, end_of_draft
 from .machine import NativeMachine
-from .views import INT, LANES, STAGES, DraftView
+from .views import INT, PLACES, STAGES, DraftView
 
 PHASES = {"draft_layers": "layers", "draft_head": "checks", "verify": "layers", "words": "head"}
 
@@ -25,8 +25,8 @@ class NativeRounds:
     def __init__(self, machine: NativeMachine, eos: int, most: int) -> None:
         self._machine, self._eos, self.verify_s = machine, eos, 0.0
         self._slots, self._room, self._positions, self._guesses = ((INT * most)() for _ in range(4))
-        self._drafted, self._words = ((INT * (most * LANES))() for _ in range(2))
-        self._batch = (INT * (machine.num_layers * LANES))()
+        self._drafted, self._words = ((INT * (most * PLACES))() for _ in range(2))
+        self._batch = (INT * (machine.num_layers * PLACES))()
         self._seconds = (ctypes.c_double * len(STAGES))()
         self._view = DraftView()
         arrays: dict[str, Any] = dict(
@@ -61,7 +61,7 @@ class NativeRounds:
         self.verify_s = seconds["verify"]
         for stage, spent in seconds.items():
             machine.clock.spent({PHASES[stage]: spent}, "read")
-        return [self._round(row, i * LANES, i) for i, row in enumerate(rows)]
+        return [self._round(row, i * PLACES, i) for i, row in enumerate(rows)]
 
     def _round(self, row: Row, first: int, i: int) -> Round:
         return Round(

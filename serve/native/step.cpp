@@ -225,7 +225,7 @@ int64_t calm_coarse_lanes(int32_t positions, int32_t width) {
 int32_t calm_model_bytes() { return sizeof(Model); }
 int32_t calm_wave_bytes() { return sizeof(Wave); }
 int32_t calm_draft_bytes() { return sizeof(Draft); }
-int32_t calm_draft_lanes() { return LANES; }
+int32_t calm_draft_places() { return PLACES; }
 int32_t calm_encoder_bytes() { return sizeof(Encoder); }
 
 Engine* calm_engine_new(const Model* model) { return new Engine{*model, {}, {}, {}}; }

@@ -66,7 +66,7 @@ class WaveView(ctypes.Structure):
     ]
 
 
-LANES = 16  # positions that a row may stand at in one round
+PLACES = 16  # positions that a row may stand at in one round
 STAGES = ("draft_layers", "draft_head", "verify", "words")  # Stage
 
 

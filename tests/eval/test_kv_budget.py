@@ -111,7 +111,7 @@ def test_the_program_on_a_certified_model(certified: Path, tmp_path: Path, capsy
     layers = quality["layers"]
     assert layers["project"] <= layers["budget 9"] < layers["every 1"] < layers["budget 0"] == layers["full"] == LAYERS
     assert (rows["kind"] == "pair").sum() == 2 and (rows["kind"] == "fit").sum() == 1
-    assert summary["figures"] == ["kv_budget.png", "kv_budget.pdf"] and len(said(summary)) == 3
+    assert summary["figures"] == ["kv_budget.png", "kv_budget.pdf"] and len(said(summary)) == 4
     capsys.readouterr()
 
 
@@ -134,6 +134,7 @@ def made_up() -> dict[str, Any]:
 
     pair = {"kind": "pair", "way": "budget 1", "layers": 4.0, "other_layers": 4.1}
     gained = {"to_full_gained": -0.05, "to_full_gained_low": -0.06, "to_full_gained_high": -0.04}
+    gained |= {"rouge_l_gained": 0.001, "rouge_l_gained_low": -0.01, "rouge_l_gained_high": 0.02}
     rows = [
         at("full", "full", None, 8.0, 0.0), at("project", "project", 0.5, 2.0, 0.0),
         at("budget 1", "budget", 1.0, 4.0, 0.02), at("budget 2", "budget", 2.0, 3.0, 0.005),
@@ -148,7 +149,8 @@ def made_up() -> dict[str, Any]:
 
 
 def test_sentences_say_who_gains_and_what_else_the_layers_buy() -> None:
-    first, second, third, last = said(made_up())
+    first, second, gains, third, others, last = said(made_up())
+    assert gains == others == "In ROUGE-L to the references, beside the same, none can be told apart."
     assert "budget of 1 with 4.00 layers gains (0.0200 [0.0100, 0.0300]) and 2 with 3.00 layers cannot be told" in first
     assert "budget 1 loses (-0.0500 [-0.0600, -0.0400] at 4.00 layers against 4.10 of every 2)" in second
     assert "a higher threshold" in third and "0.90, and 0.80 by layers skipped alone" in last

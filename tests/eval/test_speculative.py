@@ -30,12 +30,13 @@ from eval.speculative_peer import peer_rows
 from eval.speculative_simulated import (
     Course,
     Spent,
-    best,
+    chosen,
     draft_from,
     draft_row,
     draft_values,
     drafts_of,
     paths,
+    simulated,
     spent,
 )
 
@@ -107,9 +108,21 @@ def test_every_draft_that_says_something_is_tried() -> None:
         drafts_of(replace(CONFIG, layers=[3]), 3)
     with pytest.raises(ConfigError, match="leave no draft"):
         drafts_of(replace(CONFIG, measure=Measure.state, layers=[1], thresholds=[0.5]), 3)
-    rows = [{**draft_values(d), "fewer_passes": n} for d, n in zip(found, (1.0, 1.2, 0.9, 1.3, 1.1, 1.0), strict=True)]
-    assert best(rows, 3) == [found[3], found[1]] and best(rows, 1) == [found[3]]
-    assert [draft_from(row) for row in rows] == found
+    assert [draft_from(draft_values(draft)) for draft in found] == found
+
+
+def test_the_chosen_are_the_cheapest_of_different_layers() -> None:
+    model, rows = early_exit(random_t5(seed=1)), examples(V, 8, seed=3)
+    spec = spec_of(model)
+    all_of_them = simulated(CONFIG, model, spec, rows)
+    for count in (1, 3):
+        found = chosen(replace(CONFIG, drafts=count), model, spec, rows)
+        assert [row["layer"] for row in found] == list(dict.fromkeys(row["layer"] for row in found))
+        for row in found:
+            mine = [each["fewer_passes"] for each in all_of_them if each["layer"] == row["layer"]]
+            assert row["fewer_passes"] == pytest.approx(max(mine))
+        assert found[0]["fewer_passes"] == pytest.approx(max(each["fewer_passes"] for each in all_of_them))
+        assert len(found) == count
 
 
 def test_the_program_on_a_certified_model(certified: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,11 +131,13 @@ def test_the_program_on_a_certified_model(certified: Path, tmp_path: Path, capsy
     assert speculative.run(config, tmp_path) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     rows = pd.DataFrame(summary["rows"])
-    simulated, decoded = rows[rows["kind"] == "simulated"], rows[rows["kind"] == "decoded"]
-    assert len(simulated) == 3 * 2 * 2 and len(decoded) == 3 and set(rows["kind"]) == {"simulated", "decoded"}
+    of_all, decoded = rows[rows["kind"] == "simulated"], rows[rows["kind"] == "decoded"]
+    assert len(of_all) == 3 * 2 * 2 and len(decoded) == 3 and set(rows["kind"]) == {"chosen", "simulated", "decoded"}
+    assert list(rows[rows["kind"] == "chosen"]["way"]) == list(decoded["way"])
     assert (decoded["changed"] == decoded["near_ties"]).all() and summary["unexplained"] == 0
-    pairs = decoded.merge(simulated, on="way", suffixes=("", "_simulated"))
+    pairs = decoded.merge(of_all, on="way", suffixes=("", "_simulated"))
     assert (pairs["rounds"] == pairs["rounds_simulated"]).all()
+    assert (pairs["words_a_round"] == pairs["words_a_round_simulated"]).all()
     assert summary["peer"].endswith("not T5") and not summary["noisy"]
     assert summary["figures"] == ["speculative.png", "speculative.pdf"]
     told = said(summary)
@@ -188,6 +203,7 @@ def made_up() -> dict[str, Any]:
         }
         for draft, value in ((Draft(1, 2), 0.6), (Draft(2, 4), 0.8), (Draft(2, 2, Measure.softmax, 0.5), 0.7))
     ]  # fmt: skip
+    rows.append({"kind": "chosen", **draft_values(Draft(2, 4)), "fewer_passes": 0.9})
     same = {"kind": "decoded", "articles": 10, "changed": 0, "near_ties": 0}
     rows += [same | {"decoder": "reference", "dtype": "fp32"}] * 2
     rows += [same | {"decoder": "engine", "dtype": "fp32", "changed": 2, "near_ties": 2}]
@@ -209,12 +225,13 @@ def made_up() -> dict[str, Any]:
 
 def test_sentences_name_the_best_draft_and_its_rivals() -> None:
     first, second, third, fourth, last = said(made_up())
-    assert "layer 2 with at most 4 words takes the fewest" in first and "80.0 [70.0, 90.0] %" in first
+    assert "layer 2 with at most 4 words, the best on dev: 80.0 [70.0, 90.0] % of its words" in first
     assert second == (
         "Answers of reference in fp32: all 20 are full depth's, word for word; engine in fp32: 2 of 10 are not full "
         "depth's, 2 of them at a near tie; engine in int8: 9 of 10 are full depth's, word for word."
     )
-    assert "batch 1: draft 2 x 4 1.40 [1.30, 1.50], exit state 1.50 [1.40, 1.60] and static 4" in third
+    assert "batch 1: draft 2 x 4 1.40 [1.30, 1.50], draft 1 x 2 1.20 [1.10, 1.30], exit state 1.50" in third
+    assert "and static 4 1.60" in third
     assert "batch 8: static 4 1.30" in third and "1.10 [1.00, 1.20] times" in fourth and "noisy" in last
 
 

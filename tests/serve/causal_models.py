@@ -53,7 +53,7 @@ def causal_engine(rule: BatchRule, model: ServedModel | None = None, **options: 
     options = {"company": 2, "max_age": 2, "poison": True, "block_size": 4, **options}
     engine = Engine(model or causal_served(), rule=rule, costs=CostTable({}), **options)
     if rule is BatchRule.auto:
-        engine._choice = Fickle(parks=True)  # type: ignore[assignment]
+        engine.turns.choice = Fickle(parks=True)  # type: ignore[assignment]
     return engine
 
 

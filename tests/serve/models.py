@@ -61,7 +61,7 @@ def engine_of(rule: BatchRule, model: ServedModel | None = None, **options: Any)
     options = {"company": 2, "max_age": 2, "poison": True, "runner": RUNNER, **options}
     engine = Engine(model or tiny_served(), rule=rule, costs=CostTable({}), **options)
     if rule is BatchRule.auto:
-        engine._choice = Fickle(parks=not engine.machine.one_piece)  # type: ignore[assignment]
+        engine.turns.choice = Fickle(parks=not engine.machine.one_piece)  # type: ignore[assignment]
     return engine
 
 

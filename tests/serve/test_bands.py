@@ -159,7 +159,7 @@ def test_a_band_has_the_rows_that_share_its_layers() -> None:
 
 def test_a_row_that_breaks_its_band_fails_alone() -> None:
     engine = engine_of(BatchRule.own, max_batch=4)
-    bands = engine.bands
+    bands = engine.turns.bands
     assert bands is not None
 
     def broken(asked: Any, layers: Any) -> Spoken:
@@ -167,7 +167,7 @@ def test_a_row_that_breaks_its_band_fails_alone() -> None:
             raise RuntimeError("no such luck")
         return bands(asked, layers)
 
-    engine.bands = broken
+    engine.turns.bands = broken
     for number in range(3):
         engine.add_request(rows()[number].source, policy=schedule_policy("linear"), name=f"r{number}")
     engine.add_request(rows()[3].source, policy=schedule_policy("linear"), name="poison")

@@ -90,7 +90,7 @@ def test_eos_said_by_a_prompt_ends_the_answer_at_once(monkeypatch: pytest.Monkey
     def says_eos(*given: Any) -> Spoken:
         return replace(first(*given), tokens=[1])
 
-    monkeypatch.setattr("serve.engine.first_words", says_eos)
+    monkeypatch.setattr("serve.turns.first_words", says_eos)
     found = engine.generate(texts(1))[0]
     assert (found.tokens, found.reason, found.emission_layers) == ((1,), Reason.eos, (4,))
 

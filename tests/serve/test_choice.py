@@ -272,9 +272,9 @@ def test_the_engine_measures_by_itself_and_once_for_a_model() -> None:
     assert not model.costs  # a given rule needs no table
     engine = Engine(model, rule=BatchRule.auto, max_batch=4, poison=True)
     (table,) = model.costs.values()
-    assert engine._choice.table is table and table.at("layer", 4) > 0.0
+    assert engine.turns.choice.table is table and table.at("layer", 4) > 0.0
     assert [answer.tokens for answer in engine.generate([*texts(), *texts()], policy=policy)] == expected * 2
-    assert engine.clock.steps > WARM and "check:softmax" in engine._choice.table.seconds
+    assert engine.clock.steps > WARM and "check:softmax" in engine.turns.choice.table.seconds
     measuring = [record.seconds["measuring"] for record in engine.clock.history if "measuring" in record.seconds]
     assert len(measuring) == 1 and measuring[0] > 0.0  # a phase of its own, of the one step that decided
     Engine(model, rule=BatchRule.rebatch, max_batch=4)

@@ -158,7 +158,7 @@ def test_rounds_are_told_word_for_word(pieces: bool, at: Callable[..., Counter])
         assert all(spoke.tokens for spoke in mine.spokes)
     tokens = sum(len(answer.tokens) for answer in expected)
     ends = [each.ended for each in found.values() if each.ended is not None]
-    assert 0 < sum(ended.accepted for ended in ends) < sum(ended.drafted for ended in ends)
+    assert 0 < sum(ended.accepted or 0 for ended in ends) < sum(ended.drafted or 0 for ended in ends)
     load, silent = counter.load, counter.silent
     assert load is not None and load.layers_executed == tokens * counter.engine.model.spec.num_layers
     assert (load.layers_skipped, load.backfilled_tokens) == (0, 0)

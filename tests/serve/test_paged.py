@@ -104,11 +104,12 @@ def test_moving_a_row_takes_its_table_along() -> None:
     assert slots.blocks.used == 0
 
 
-def test_room_keeps_a_block_for_each_row_that_runs() -> None:
+def test_a_block_is_kept_free_for_each_row_that_may_grow() -> None:
     slots = paged(count=4, blocks=6)
-    assert slots.room(8, 8) == 2 and slots.room(24, 24) == 1 and slots.room(25, 25) == 0
+    assert slots.fit([8] * 4) == 2 and slots.fit([24]) == 1 and slots.fit([25]) == 0
+    assert slots.fit([4, 4, 12, 4]) == 2 and slots.fit([4] * 5) == 3 and slots.fit([]) == 0
     slots.put_source(slots.take(), *source(8))
-    assert slots.room(12, 12) == 1 and slots.room(13, 16) == 0
+    assert slots.fit([12]) == 1 and slots.fit([13]) == 0
     with pytest.raises(ConfigError, match="a prompt of 16 tokens and an answer of up to 10 need 7 blocks"):
         slots.check(16, 10)
     slots.check(16, 9)

@@ -169,7 +169,7 @@ def among_mates(engine: Engine, policy: Policy | None) -> dict[str, Answer]:
     while engine.has_work:
         answers.update({answer.id: answer for answer in engine.step().answers})
         assert {row.slot for row in engine._running} == engine.slots.taken
-    assert not engine.slots.taken and not engine._exits.present and not engine._parked
+    assert not engine.slots.taken and not engine._exits.present and not engine.turns.parked
     return answers
 
 
@@ -244,7 +244,7 @@ def test_rows_that_wait_for_company_start_their_step_anew(monkeypatch: pytest.Mo
     for number in (0, 6):
         engine.add_request(rows()[number].source, name=f"r{number}")
     engine.step()
-    assert sum(wave.size for wave in engine._parked) == 2
+    assert sum(wave.size for wave in engine.turns.parked) == 2
     engine.add_request("w50 w51", name="poison")
     answers: dict[str, Answer] = {}
     while engine.has_work:

@@ -198,3 +198,18 @@ def test_answers_that_are_longer_than_a_batch_come_back(preempt: Preempt) -> Non
     calm = [answer.tokens for answer in large.generate(texts(4), policy=policy, ignore_eos=True)]
     assert [answer.tokens for answer in small.generate(texts(4), policy=policy, ignore_eos=True)] == calm
     assert small.preemption.count
+
+
+def test_costs_are_measured_where_the_pool_has_no_room_for_all() -> None:
+    engine = Engine(causal_served(), rule=BatchRule.rebatch, max_batch=6, block_size=2, cache_blocks=24)
+    assert engine.turns.choice.table is not None and not engine.slots.taken
+    assert engine.slots.blocks.free == 24
+    answers = engine.generate(texts(4))
+    assert [answer.status for answer in answers] == [Status.finished] * 4
+
+
+def test_a_cache_that_no_memory_holds_is_one_line() -> None:
+    with pytest.raises(ConfigError, match="no memory for 1000000000000000 blocks of 4 positions"):
+        causal_engine(BatchRule.own, cache_blocks=10**15)
+    with pytest.raises(ConfigError, match="block_size must lie in"):
+        causal_engine(BatchRule.own, block_size=10**12)

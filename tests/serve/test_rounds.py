@@ -12,7 +12,7 @@ from calm.errors import ConfigError
 from calm.policies import Full
 from serve.engine import Engine
 from serve.model import ServedModel
-from serve.native.views import LANES
+from serve.native.views import PLACES
 from serve.options import RequestOptions
 from serve.requests import Answer, Reason, Status
 from serve.rounds import Round
@@ -180,7 +180,7 @@ def test_a_cancelled_row_leaves_the_round() -> None:
 
 def test_a_row_that_breaks_its_round_fails_alone() -> None:
     engine = engine_of(BatchRule.own, max_batch=4)
-    rounds = engine.rounds
+    rounds = engine.turns.rounds
     assert rounds is not None
 
     def broken(asked: Any, draft: Draft) -> list[Round]:
@@ -188,7 +188,7 @@ def test_a_row_that_breaks_its_round_fails_alone() -> None:
             raise RuntimeError("no such luck\n in a second line")
         return rounds(asked, draft)
 
-    engine.rounds = broken  # type: ignore[assignment]
+    engine.turns.rounds = broken  # type: ignore[assignment]
     for number, text in enumerate(texts(3)):
         engine.add_request(text, draft=Draft(2), name=f"r{number}")
     engine.add_request(texts(4)[3], draft=Draft(2), name="poison")
@@ -230,7 +230,7 @@ def test_steps_record_their_layers() -> None:
     ("draft", "line"),
     [
         (Draft(4), "leaves|outside|left"),
-        (Draft(1, LANES), f"above the {LANES - 1} words"),
+        (Draft(1, PLACES), f"above the {PLACES - 1} words"),
     ],
 )
 def test_what_cannot_be_drafted_is_refused(draft: Draft, line: str) -> None:

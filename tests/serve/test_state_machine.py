@@ -38,14 +38,24 @@ SETTINGS = settings(
 
 
 class Requests(RuleBasedStateMachine):
-    """Drives one engine; ``batch_rule`` is set by the subclass that a test makes."""
+    """Drives one engine; ``batch_rule`` is set by the subclass that a test makes, and what else it drives by others."""
 
     batch_rule = BatchRule.own
+    length = LENGTH
+    kinds = sorted(mixed_policies())
+    preempted = 0  # rows that may wait beside those that were never seated
+    policy_for = staticmethod(policy_for)
+    told = staticmethod(told)
+
+    def make(self, **options: Any) -> Engine:
+        return engine_of(self.batch_rule, **options)
+
+    def text(self, source: int) -> str:
+        return rows()[source].source
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = engine_of(
-            self.batch_rule,
+        self.engine = self.make(
             quantile=0.5,
             company=3,
             max_batch=MAX_BATCH,
@@ -61,24 +71,24 @@ class Requests(RuleBasedStateMachine):
         self.aborted: set[str] = set()
         self.ended: set[str] = set()
 
-    @rule(source=st.integers(0, 11), kind=st.sampled_from(sorted(mixed_policies())), limit=st.integers(1, LENGTH))
-    def add(self, source: int, kind: str, limit: int) -> None:
-        name = f"r{len(self.asked)}"
+    @rule(source=st.integers(0, 11), turn=st.integers(0, 10**6), limit=st.integers(1, LENGTH))
+    def add(self, source: int, turn: int, limit: int) -> None:
+        name, kind = f"r{len(self.asked)}", self.kinds[turn % len(self.kinds)]
         ahead = self.engine.num_waiting + self.engine.num_running
-        options: dict[str, Any] = dict(policy=policy_for(kind, name, source), max_tokens=limit, name=name)
-        if self.engine.num_waiting == MAX_WAITING:
+        options: dict[str, Any] = dict(policy=self.policy_for(kind, name, source), max_tokens=limit, name=name)
+        if self.engine.num_waiting >= MAX_WAITING:
             with pytest.raises(QueueFull):
-                self.engine.add_request(rows()[source].source, **options)
+                self.engine.add_request(self.text(source), **options)
             return
-        self.engine.add_request(rows()[source].source, **options)
+        self.engine.add_request(self.text(source), **options)
         self.asked[name] = (source, kind, limit)
         # a token may wait for company for max_age waves, and for the waves that are as old; then for those ahead
-        self.open[name] = (ahead + 1) * LENGTH * (2 + MAX_BATCH) + 5
+        self.open[name] = (ahead + 1) * self.length * (2 + MAX_BATCH) + 5
 
     @precondition(lambda self: self.open)
     @rule(choice=st.randoms(use_true_random=False))
     def abort(self, choice: random.Random) -> None:
-        waiting = sorted(row.id for wave in self.engine._parked for row in wave.rows)
+        waiting = sorted(row.id for wave in self.engine.turns.parked for row in wave.rows)
         name = choice.choice(waiting or sorted(self.open))
         assert self.engine.abort(name) is (name not in self.aborted)
         self.aborted.add(name)
@@ -105,7 +115,7 @@ class Requests(RuleBasedStateMachine):
         lengths = {len(answer.crossing_layers), len(answer.emission_layers), len(answer.executed_layers)}
         assert lengths == {len(answer.tokens)} and len(answer.tokens) <= limit
         if self.batch_rule in EXACT:
-            self.tally.compare(answer, told(source, kind), limit=limit)
+            self.tally.compare(answer, self.told(source, kind), limit=limit)
 
     @invariant()
     def slots_are_those_of_the_running_rows(self) -> None:
@@ -115,7 +125,7 @@ class Requests(RuleBasedStateMachine):
         assert all(row.status is Status.waiting and row.slot == -1 for row in engine._waiting)
         unheard = {row.id for row in engine._ended}
         assert {row.id for row in running} | {row.id for row in engine._waiting} | unheard == set(self.open)
-        assert engine.num_waiting <= MAX_WAITING
+        assert engine.num_waiting <= MAX_WAITING + self.preempted
 
     @invariant()
     def free_slots_have_no_policy(self) -> None:
@@ -133,10 +143,10 @@ class Requests(RuleBasedStateMachine):
 
     @invariant()
     def rows_that_wait_for_company_keep_their_slots(self) -> None:
-        parked = [row for wave in self.engine._parked for row in wave.rows]
+        parked = [row for wave in self.engine.turns.parked for row in wave.rows]
         assert len({row.id for row in parked}) == len(parked)
         assert {row.id for row in parked} <= {row.id for row in self.engine._running}
-        for wave in self.engine._parked:
+        for wave in self.engine.turns.parked:
             native = isinstance(wave, NativeWave)
             slots = wave._memory.active if native else wave.at.slots.tolist()
             assert wave.rows and slots[: wave.size] == [row.slot for row in wave.rows]
@@ -147,7 +157,7 @@ class Requests(RuleBasedStateMachine):
             self.see(self.engine.step())
             self.slots_are_those_of_the_running_rows()
         assert self.ended == set(self.asked) and not self.open
-        assert not self.engine.slots.taken and not self.engine._rows and not self.engine._parked
+        assert not self.engine.slots.taken and not self.engine._rows and not self.engine.turns.parked
         assert self.tally.ties == 0
         self.free_slots_have_no_policy()
 
@@ -215,7 +225,7 @@ def churn(engine: Engine, draw: random.Random, requests: int) -> int:
 
 def pool_is_as_it_was(engine: Engine) -> bool:
     exits = engine._exits
-    assert not engine._rows and not engine._parked and not engine._ended and not engine._running
+    assert not engine._rows and not engine.turns.parked and not engine._ended and not engine._running
     assert exits.thresholds.isinf().all() and not exits.depths.any() and (exits.measures == -1).all()
     return engine.slots.free == 16 and not engine.slots.taken and not exits.present and len(engine.cross_cache) <= 16
 

@@ -194,7 +194,7 @@ def test_what_it_does_not_offer_is_said() -> None:
 
 def test_auto_chooses_among_the_rules_that_park_nobody() -> None:
     engine = Engine(tiny_served(), rule=BatchRule.auto, max_batch=2, runner=RunnerName.graph)
-    assert {rule.name for rule in engine._choice._candidates(2)} == {BatchRule.own, BatchRule.compact}
+    assert {rule.name for rule in engine.turns.choice._candidates(2)} == {BatchRule.own, BatchRule.compact}
     answers = engine.generate(texts(4), policy=confident(Measure.state, usual(Measure.state)))
     assert all(answer.status is Status.finished for answer in answers)
 

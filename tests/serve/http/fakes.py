@@ -26,6 +26,7 @@ INFO = ModelInfo(
     tolerances={"risk": (0.05, 0.1)},
     measure="softmax",
     about={"rule": "own"},
+    max_drafted=15,
 )
 POLL_S = 0.002
 GAP_S = 0.003  # between tokens of answers that are told whole

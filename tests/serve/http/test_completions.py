@@ -7,7 +7,9 @@ import pytest
 
 from calm.config import Measure
 from calm.drafting import Draft
+from calm.errors import ConfigError
 from calm.policies import Full, Static
+from calm.serve_config import DraftConfig, ServeConfig
 from serve.http.backend import Source
 from serve.http.plan import derived
 from serve.options import RequestOptions
@@ -209,6 +211,30 @@ def test_a_default_tolerance_is_for_calls_that_ask_for_nothing() -> None:
     ):
         assert complete(app, early_exit=asked).status_code == 200
         assert engine.submitted[-1].options == RequestOptions(truncate=False, **given)
+
+
+def test_a_default_draft_is_for_greedy_calls_that_ask_for_nothing() -> None:
+    engine = FakeEngine()
+    app = app_of(engine, default_draft=DraftConfig(2, 6, Measure.softmax, 0.2))
+    draft = {"draft": Draft(2, 6, Measure.softmax, 0.2)}
+    for fields, given in (
+        ({}, draft),
+        ({"early_exit": {"layers": True}}, draft),
+        ({"early_exit": {"policy": "full"}}, {"policy": Full()}),
+        ({"early_exit": {"draft": {"layer": 3}}}, {"draft": Draft(3)}),
+        ({"temperature": 0.5}, {"policy": Full(), "temperature": 0.5}),
+        ({"min_tokens": 2}, {"policy": Full(), "min_tokens": 2}),
+    ):
+        assert complete(app, **fields).status_code == 200
+        assert engine.submitted[-1].options == RequestOptions(truncate=False, **given)
+
+
+@pytest.mark.parametrize("settings", [{"length": 5}, {"layer": 0}, {"layer": 1, "measure": Measure.state}], ids=str)
+def test_a_default_draft_that_makes_no_sense_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="draft"):
+        DraftConfig(**settings)
+    with pytest.raises(ConfigError, match="exclude each other"):
+        ServeConfig(default_tolerance=0.1, default_draft=DraftConfig(1))
 
 
 def test_layers_are_told_a_token_where_they_are_asked_for() -> None:

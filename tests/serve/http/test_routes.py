@@ -20,7 +20,7 @@ def test_the_model_is_told_with_what_it_was_certified_for() -> None:
     assert (card["max_prompt_tokens"], card["max_tokens"], card["rule"]) == (INFO.max_source, INFO.max_target, "own")
     assert card["early_exit"] == {
         "num_layers": 8, "exit_layers": [1, 2, 3, 4, 5, 6, 7], "tolerances": {"risk": [0.05, 0.1]},
-        "measure": "softmax", "default_tolerance": 0.1, "default_consistency": "risk",
+        "measure": "softmax", "default_tolerance": 0.1, "default_consistency": "risk", "default_draft_layer": None,
     }  # fmt: skip
 
 

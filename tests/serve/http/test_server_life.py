@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from calm.config import Measure
 from calm.errors import CheckpointError, ConfigError
+from calm.serve_config import DraftConfig
 from serve.http.server import ENGINE_GONE, listen, url_of
 
 from .fakes import NAME, FakeEngine
@@ -63,6 +65,20 @@ def test_a_default_tolerance_has_to_be_certified() -> None:
         with running(FakeEngine(), **settings_of(settings)) as server:
             server.join()
             assert isinstance(server.error[0], ConfigError) and "not certified" in str(server.error[0])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        (DraftConfig(layer=8), "layer 8 lies outside 1..7"),
+        (DraftConfig(layer=2, length=16), "default_draft.length=16 is above the 15 of one round"),
+        (DraftConfig(layer=2, measure=Measure.classifier), "needs a trained exit classifier"),
+    ],
+)
+def test_a_default_draft_has_to_fit_the_model(wrong: DraftConfig, line: str) -> None:
+    with running(FakeEngine(), default_draft=wrong) as server:
+        server.join()
+        assert isinstance(server.error[0], ConfigError) and line in str(server.error[0])
 
 
 def settings_of(settings: dict[str, Any]) -> dict[str, Any]:

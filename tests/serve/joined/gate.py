@@ -54,14 +54,14 @@ def gated(path: str, inner: Target, end: socket.socket, settings: Settings) -> N
 
     def fragile(self: Engine, *args: Any, **named: Any) -> None:
         made(self, *args, **named)
-        new_wave = self._new_wave
+        new_wave = self.turns._new_wave
 
         def wave(rule: Any, rows: Any, bucket: int | None) -> Any:
             if any(row.source[0] == BREAK and row.tokens for row in rows):
                 raise RuntimeError("of the secret prompt")
             return new_wave(rule, rows, bucket)
 
-        self._new_wave = wave
+        self.turns._new_wave = wave
 
     Desk._stepped = held  # type: ignore[method-assign]
     Engine.__init__ = fragile  # type: ignore[method-assign]
