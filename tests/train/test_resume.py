@@ -264,7 +264,7 @@ def test_a_step_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     write = loop_module.save_checkpoint
 
     def spy(*arguments: Any) -> Path:
-        written.append(arguments[-1].step)
+        written.append(arguments[4].step)
         return write(*arguments)
 
     monkeypatch.setattr(loop_module, "save_checkpoint", spy)
