@@ -1,9 +1,10 @@
 """What filling skipped layers takes on the clock, of what running them would: ``project`` by ``true``."""
 
+import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calm.config import BatchRule
 from calm.cost import backfilling
@@ -13,9 +14,12 @@ from .shallow_ways import engine_of
 from .trials import Row
 
 if TYPE_CHECKING:
+    from calm.drafting import Draft
     from calm.models.t5 import EarlyExitT5
+    from calm.policies import Policy
     from calm.records import Example
     from serve.engine import Engine
+    from serve.rounds import Round
 
 RULE = BatchRule.compact
 
@@ -25,26 +29,78 @@ def passes(
 ) -> list[Row]:
     """``true`` at batch 1 as the engine can do it: several positions that left early, one pass of the layers above.
 
+    A round of drafts is such a pass. All of it is timed in answers of the engine, in turns: between two steps weights
+    move away from the core, which a loop of passes alone would not show.
+
     Returns:
         ``pass_s``: of so many positions through so many layers, left out where an answer has fewer; ``of_layers``: by
-        as many passes of one position; ``fill_of_pass``: projecting their keys and values instead, of the pass. Of an
-        fp32 engine, a thread's own processor time where it has one.
+        as many steps at full depth, their share of these layers; ``fill_of_pass``: projecting keys and values in as
+        many steps instead, of the pass. Medians, of an fp32 engine, a thread's own processor time where it has one.
     """
-    from serve.measure import measure_passes, most_positions
+    from calm.drafting import Draft
+    from calm.policies import Full, Replay
 
-    engine, lengths = timed_engine(folder, model, articles, 1)
-    fitting = sorted({1, *(count for count in positions if count <= most_positions(engine))})
-    seconds = measure_passes(engine, fitting, config.clock_repeats, lengths)
-    filled = filling(config, engine, lengths, 1)
-    return [
-        {
-            "kind": "pass", "batch": 1, "skipped": above, "positions": count, "runner": engine.runner_name.value,
-            "pass_s": taken, "of_layers": taken / (count * seconds[above, 1]),
-            "fill_of_pass": count * filled[above] / taken,
-        }
-        for (above, count), taken in sorted(seconds.items())
-        if count in positions
-    ]  # fmt: skip
+    engine, _ = timed_engine(folder, model, articles, 1)
+    last, longest = engine.model.spec.num_layers, engine.model.max_target
+    fitting = [count for count in positions if 1 < count <= min(longest, engine.most_drafted + 1)]
+    read, sources = Readings(engine), [article.source for article in articles[: config.clock_repeats]]
+    for source in sources:
+        read.steps("layer", source, Full())
+        for above in range(1, last):
+            read.steps(f"fill {above}", source, Replay({"clock": [last - above] * longest}))
+            for count in fitting:
+                read.rounds(f"{above} {count}", source, Draft(last - above, count - 1), count)
+    layer, rows = read.median("layer") / last, list[Row]()
+    for above in range(1, last):
+        fill = read.median(f"fill {above}")
+        for count in fitting:
+            taken = read.median(f"{above} {count}")
+            rows.append(
+                {
+                    "kind": "pass", "batch": 1, "skipped": above, "positions": count,
+                    "runner": engine.runner_name.value, "pass_s": taken, "fill_s": fill, "layers_s": above * layer,
+                    "of_layers": taken / (count * above * layer), "fill_of_pass": count * fill / taken,
+                }
+            )  # fmt: skip
+    return rows
+
+
+class Readings:
+    """Seconds of an idle engine's steps and rounds, by what was asked of it."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine, self._rounds = engine, engine.turns.rounds
+        self._seconds: dict[str, list[float]] = {}
+
+    def median(self, name: str) -> float:
+        return statistics.median(self._seconds[name])
+
+    def steps(self, name: str, source: str, policy: "Policy") -> None:
+        """Of each step but the first: its layers at full depth, else what filled in the layers above."""
+        phase = "layers" if name == "layer" else "backfill"
+        before = self._engine.clock.steps
+        self._engine.generate([source], policy=policy, names=["clock"], ignore_eos=True)
+        steps = list(self._engine.clock.history)[before - self._engine.clock.steps :][1:]
+        self._seconds.setdefault(name, []).extend(step.seconds[phase] for step in steps)
+
+    def rounds(self, name: str, source: str, draft: "Draft", positions: int) -> None:
+        """Of each round but the first that had so many positions: its layers above the draft."""
+        assert self._rounds is not None
+        found = self._seconds.setdefault(name, [])
+        called, seen = self._rounds, list[float]()
+
+        def heard(rows: "Sequence[Any]", asked: "Draft") -> "list[Round]":
+            said = called(rows, asked)
+            if len(said[0].words) == positions:
+                seen.append(called.verify_s)
+            return said
+
+        self._engine.turns.rounds = heard  # type: ignore[assignment]
+        try:
+            self._engine.generate([source], draft=draft, ignore_eos=True)
+        finally:
+            self._engine.turns.rounds = called
+        found += seen[1:] or seen
 
 
 def timed_engine(

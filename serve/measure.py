@@ -15,7 +15,6 @@ import torch
 
 from calm.config import BatchRule, Measure
 from calm.cost import CostTable
-from calm.drafting import Draft
 from calm.environment import environment
 from calm.errors import ConfigError
 from calm.sim_rows import Setting
@@ -112,52 +111,6 @@ def measure_check(machine: Any, measures: frozenset[Measure], repeats: int = 5) 
         bench.close()
     machine.clock("measuring")
     return between(readings.medians(), machine.buckets)
-
-
-def most_positions(engine: Engine) -> int:
-    """Positions of a row that one pass may take."""
-    return min(engine.model.max_target, engine.most_drafted + 1)
-
-
-@torch.inference_mode()
-def measure_passes(
-    engine: Engine, positions: Sequence[int], repeats: int, lengths: Sequence[int]
-) -> dict[tuple[int, int], float]:
-    """Seconds in which one row goes through the layers above a depth at several of its positions at once.
-
-    What ``true`` backfill takes of positions that left at that depth, and what verifying a draft takes. Of an idle
-    engine, medians, by its own clock.
-
-    Args:
-        positions: how many, each at most the length of an answer and one more than a round may draft.
-        lengths: of sources, whose mean the row attends to.
-
-    Returns:
-        by (layers above, positions).
-
-    Raises:
-        ConfigError: the engine has work, its runner has no such pass, or there are too many positions for one.
-    """
-    if engine.has_work or engine.turns.rounds is None:
-        raise ConfigError(f"passes are measured on an idle engine of runner native or eager, not {engine.runner_name}")
-    num_layers, longest = engine.model.spec.num_layers, engine.model.max_target
-    if max(positions) > (most := most_positions(engine)):
-        raise ConfigError(f"{max(positions)} positions do not fit one pass of this engine; give at most {most}")
-    bench = engine.machine.bench(round(sum(lengths) / len(lengths)))
-    readings = Readings(engine.clock.now)
-    try:
-        for _ in range(repeats + 1):
-            for count in positions:
-                (row,) = bench.rows(1)
-                row.tokens = row.tokens[: longest - count]
-                row.limit = row.step + count
-                for above in range(1, num_layers):
-                    # as many guesses as the row has room for: none for one position
-                    engine.turns.rounds([row], Draft(num_layers - above, max(1, count - 1)))
-                    readings.add(str(above), count, engine.turns.rounds.verify_s)
-    finally:
-        bench.close()
-    return {(int(above), count): s for above, sizes in readings.medians().items() for count, s in sizes.items()}
 
 
 def between(seconds: dict[str, dict[int, float]], buckets: Sequence[int]) -> dict[str, dict[int, float]]:

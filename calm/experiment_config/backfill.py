@@ -18,7 +18,7 @@ class BackfillConfig:
     batch_size: int = 64
     clock_batches: list[int] = field(default_factory=lambda: [1, 8, 32])  # at which filling is timed; [] times nothing
     clock_repeats: int = 15  # of which a time is the median
-    passes: list[int] = field(default_factory=lambda: [1, 2, 4, 8])  # positions that `true` takes up at once, batch 1
+    passes: list[int] = field(default_factory=lambda: [2, 4, 8])  # positions that `true` takes up at once, batch 1
     device: Device = Device.auto
     bootstrap: int = 1_000
     seed: int = 0
@@ -32,5 +32,5 @@ class BackfillConfig:
         if self.passes:
             check_once_each("passes", self.passes)
         for count in self.passes:
-            check_range("passes", count, 1, 16)
+            check_range("passes", count, 2, INF)
         check_range("seed", self.seed, 0, 2**32 - 1)
