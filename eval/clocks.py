@@ -7,11 +7,13 @@ disturbs a round disturbs both. The first contender is the baseline and is measu
 (A/A) says what a ratio is worth here.
 """
 
+import gc
 import logging
 import os
 import statistics
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -241,14 +243,16 @@ def paired(
             each.run(many)
             tick()
     before, began = load(), now()
-    for _ in range(repeats):
-        for each in order:
-            start = now()
-            each.run(few)
-            between = now()
-            each.run(many)
-            samples[each.name].append(Sample(between - start, now() - between))
-            tick()
+    with uncollected() as collect:
+        for _ in range(repeats):
+            for each in order:
+                start = now()
+                each.run(few)
+                between = now()
+                each.run(many)
+                samples[each.name].append(Sample(between - start, now() - between))
+                collect()
+                tick()
     foreign = foreign_share(before, load(), now() - began)
     found = Paired(few, many, order[0].name, {name: tuple(row) for name, row in samples.items()}, Noise(foreign))
     again = {clock: found.speedup(order[0].name + AGAIN, order[0].name, clock) for clock in Clocked}
@@ -256,6 +260,22 @@ def paired(
     if allow_noisy is not None:
         noise.check(allow_noisy)
     return Paired(few, many, found.baseline, found.samples, noise)
+
+
+@contextmanager
+def uncollected() -> Iterator[Callable[[], object]]:
+    """Python's garbage collector stays out of what is timed: gives what collects between two turns.
+
+    Its pauses are long in a program that holds much, and would fall on some way by chance.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield gc.collect
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 class Rounds(Protocol):

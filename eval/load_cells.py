@@ -8,17 +8,16 @@ which requests were lost, or none was completed, is told, and measured again by 
 """
 
 import asyncio
-import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from calm.load_config import LoadConfig, early_exit, told_rate
 
+from .clocks import uncollected
 from .common import asked_of
 from .load_arrivals import arrivals, open_loop
 from .load_client import Client, body_of
@@ -130,17 +129,6 @@ async def measure(
         samples, duration = await open_loop(due, send)
         cpu = time.process_time() - cpu
     return Measured(cell, samples, duration, cpu / duration, client.pool.opened - opened)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No pause of the garbage collector among the times that are taken."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 class Ledger:

@@ -1,5 +1,6 @@
 """Interleaved pairs on clocks that are told: who runs when, what a ratio is, and when a machine is refused."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,7 +8,18 @@ from pathlib import Path
 import pytest
 
 from calm.errors import CalmError, ConfigError
-from eval.clocks import Clocked, Contender, Load, Noise, Paired, ProcLoad, look, median_ratio, paired
+from eval.clocks import (
+    Clocked,
+    Contender,
+    Load,
+    Noise,
+    Paired,
+    ProcLoad,
+    look,
+    median_ratio,
+    paired,
+    uncollected,
+)
 
 
 @dataclass
@@ -165,3 +177,14 @@ def test_this_machine_can_be_read() -> None:
     while (after := ProcLoad()()).own < deadline:
         pass
     assert after.busy - before.busy >= after.own - before.own - 0.05 and after.cores >= 1
+
+
+def test_nothing_is_collected_while_turns_are_timed() -> None:
+    seen: list[bool] = []
+    contender = Contender("only", lambda n: seen.append(gc.isenabled()))
+    paired([contender], 1, 2, 3, 1, allow_noisy=True, load=lambda: Load(0.0, 0.0, 1))
+    assert seen[:4] == [True] * 4 and seen[4:] and not any(seen[4:])  # warm-ups, twice for the baseline
+    assert gc.isenabled() and gc.get_freeze_count() == 0
+    with pytest.raises(RuntimeError, match="stop"), uncollected():
+        raise RuntimeError("stop")
+    assert gc.isenabled() and gc.get_freeze_count() == 0
