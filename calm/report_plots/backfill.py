@@ -95,7 +95,8 @@ def _clock(df: pd.DataFrame, passes: pd.DataFrame) -> Panel:
         share = [100 * each for each in points["of_true"]]
         color, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
         series.append(Series(f"batch {batch:g}", list(points["skipped"]), share, color=color, marker=marker))
-    for number, (count, part) in enumerate(passes[passes["positions"] > 1].groupby("positions"), start=len(series)):
+    at_once = [] if passes.empty else list(passes.groupby("positions"))
+    for number, (count, part) in enumerate(at_once, start=len(series)):
         points = part.sort_values("skipped")
         share = [100 * each for each in points["of_layers"]]
         color, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]

@@ -41,15 +41,14 @@ def said(summary: Mapping[str, Any]) -> list[str]:
     passes = [row for row in summary["rows"] if row["kind"] == "pass"]
     if passes:
         deepest = max(row["skipped"] for row in passes)
-        several = [row for row in passes if row["skipped"] == deepest and row["positions"] > 1]
+        several = [row for row in passes if row["skipped"] == deepest]
         each = [f"{number(row['of_layers'], 0, 100)} % for {row['positions']} positions" for row in several]
-        if several:
-            fill = number(several[-1]["fill_of_pass"], 0, 100)
-            found.append(
-                f"True keys and values of several positions in one pass at batch 1 take, of running the {deepest} "
-                f"layers position by position, {listed(each)}; projecting them one by one takes {fill} % of the last "
-                "of these."
-            )
+        fill = number(several[-1]["fill_of_pass"], 0, 100)
+        found.append(
+            f"True keys and values of several positions in one pass at batch 1 take, of running the {deepest} "
+            f"layers position by position, {listed(each)}; projecting them one by one takes {fill} % of the last "
+            "of these."
+        )
     return found
 
 
