@@ -33,7 +33,7 @@ def skipdecode_panels(df: pd.DataFrame, about: Mapping[str, Any]) -> list[Panel]
         found.append(
             Panel(f"by the clock, batch {batch}", "decode steps by time, over full depth's",
                   "ROUGE-L to the reference, 95 % interval", _series(timed, "decode_tokens_ratio"),
-                  [quality, Level("full depth", 1.0, upright=True, color="#000000")], legend="lower left")
+                  [quality, Level("full depth", 1.0, upright=True, color="#000000")], legend="lower right")
         )  # fmt: skip
     return found
 

@@ -26,7 +26,7 @@ from eval.report.experiments import EXPERIMENTS
 UNTRACKED = TrackingConfig(TrackingMode.disabled)
 
 RESULTS = Path(__file__).parents[2] / "results/debian_report"
-UNKEPT = {"kv_budget", "skipdecode", "speculative"}  # their records stand by themselves
+UNKEPT = {"skipdecode"}  # its record is of other models: results/skipdecode
 KEPT = sorted(FIGURES.keys() - UNKEPT)
 VOID = ("meta", "link", "br", "img", "hr")
 HOSTILE = "<script>window.hit = 1</script><img src=x onerror='window.hit = 1'>\"'&"
