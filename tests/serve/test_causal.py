@@ -107,8 +107,10 @@ def test_rule_auto_measures_the_paged_runner() -> None:
     assert [a.tokens for a in engine.generate(texts(3), policy=policy)] == [
         a.tokens for a in causal_engine(BatchRule.own).generate(texts(3), policy=policy)
     ]
-    with pytest.raises(ConfigError, match="have no room for 2 at once with answers of 12 tokens; raise cache_blocks"):
-        Engine(replace(causal_served(), costs={}), rule=BatchRule.auto, max_batch=2, block_size=4, cache_blocks=4)
+    small = Engine(replace(causal_served(), costs={}), rule=BatchRule.auto, max_batch=2, block_size=4, cache_blocks=4)
+    assert small.slots.blocks.free == 4  # the two share what one has room for
+    with pytest.raises(ConfigError, match="have no room for 1 at once with answers of 12 tokens; raise cache_blocks"):
+        Engine(replace(causal_served(), costs={}), rule=BatchRule.auto, max_batch=2, block_size=4, cache_blocks=2)
 
 
 def test_other_runners_and_longer_lengths_are_refused() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from calm.config import BatchRule, Measure
 from calm.errors import CalmError, ConfigError, DataError
-from calm.layer_schedule import LayerSchedule
-from calm.policies import Confident, Full, Oracle, Replay, SkipSchedule, Static
+from calm.kv_budget import ErrorTable
+from calm.policies import Budgeted, Confident, Full, Oracle, Replay, Static
 from calm.thresholds import ThresholdSchedule
 from serve.engine import Engine
 from serve.options import EngineOptions, RequestOptions
@@ -285,8 +285,9 @@ def test_options_take_the_plain_names_of_choices() -> None:
     assert EngineOptions(max_batch=6, buckets=(3, 6)).ladder == (3, 6)
 
 
-def test_a_schedule_of_layers_is_refused_and_the_engine_goes_on() -> None:
+def test_a_budget_of_errors_is_refused_and_the_engine_goes_on() -> None:
     engine = story_engine()
-    with pytest.raises(ConfigError, match="'skip_schedule' is decoded by calm alone, not by the engine"):
-        engine.generate(["w3"], policy=SkipSchedule(LayerSchedule(4, 2, LENGTH)))
+    exits = Confident(Measure.softmax, ThresholdSchedule(0.5))
+    with pytest.raises(ConfigError, match="'budgeted' is decoded by calm alone, not by the engine"):
+        engine.generate(["w3"], policy=Budgeted(exits, 1.0, ErrorTable.flat(4)))
     assert engine.generate(["w3"])[0].tokens == ONE
