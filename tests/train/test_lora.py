@@ -101,6 +101,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         (early_llama(random_llama(seed=1)), LoraConfig(rank=2), "adapts other weights .* give the model folder that"),
         (early_llama(random_llama()), LoraConfig(rank=3), "is an adapter of another rank or other layers"),
         (early_llama(random_llama()), LoraConfig(rank=2, targets=["q_proj"]), "is an adapter of another rank or other"),
+        (early_llama(random_llama()), LoraConfig(rank=2, alpha=64), "was made with alpha .* finetune.lora.alpha=64"),
     ):
         with pytest.raises(CheckpointError, match=message) as told:
             Lora(other, config, seed=0, saved=tmp_path)
