@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .layer_math import attend, before_attention, before_head, cross_projection, feed_forward, key_value, norm
+from .layer_math import attend, before_attention, cross_projection, feed_forward, key_value, logits, norm
 from .models.base import DecoderSpec
 
 
@@ -80,7 +80,7 @@ class BatchCaches(ABC):
         self.holes = None if self.holes is None else self.holes[:, index]
 
     def logits(self, hidden: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocab"]:
-        return F.linear(before_head(self.spec, hidden), self.spec.tensors["head"])
+        return logits(self.spec, hidden)
 
     def _put(self, layer: int, normed: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Write K and V of ``layer`` from its normed input; returns all that the layer now attends to."""

@@ -177,3 +177,8 @@ def before_head(spec: DecoderSpec, hidden: Float[Tensor, "batch d_model"]) -> Fl
     if "head_project" in spec.tensors:
         normed = linear(spec, "head_project", normed)
     return normed if spec.head_scale == 1.0 else normed * spec.head_scale
+
+
+def logits(spec: DecoderSpec, hidden: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocab"]:
+    """What the head says of the hidden states of any layer."""
+    return F.linear(before_head(spec, hidden), spec.tensors["head"])

@@ -118,18 +118,6 @@ def timed_engine(
     return engine, [len(target.to_ids(each.source)) for each in articles[:64]]
 
 
-def filling(config: BackfillConfig, engine: "Engine", lengths: Sequence[int], batch: int) -> dict[int, float]:
-    """Seconds of projecting the keys and values of a step's skipped layers, by how many; 0 those of running one."""
-    from serve.measure import measure, setting_of
-
-    table, packed = measure(engine, config.clock_repeats, None, lengths), setting_of(engine).packed
-    found = {0: table.at("layer", batch)}
-    for skipped in range(1, engine.model.spec.num_layers):
-        once = table.at(backfilling(skipped if packed else 1), batch)
-        found[skipped] = once if packed else skipped * once
-    return found
-
-
 def clocks(
     config: BackfillConfig, folder: Path, model: "EarlyExitT5", articles: "Sequence[Example]", batch: int
 ) -> list[Row]:
@@ -139,9 +127,14 @@ def clocks(
         ``fill_s``: projecting the keys and values of so many layers; ``layers_s``: running them; ``of_true``: the
         first by the second. A thread's own processor time where the engine has one thread.
     """
+    from serve.measure import measure, setting_of
+
     engine, lengths = timed_engine(folder, model, articles, batch)
-    filled = filling(config, engine, lengths, batch)
-    layer = filled.pop(0)
+    table, packed = measure(engine, config.clock_repeats, None, lengths), setting_of(engine).packed
+    layer, filled = table.at("layer", batch), dict[int, float]()
+    for skipped in range(1, engine.model.spec.num_layers):
+        once = table.at(backfilling(skipped if packed else 1), batch)
+        filled[skipped] = once if packed else skipped * once
     return [
         {
             "kind": "clock", "batch": batch, "skipped": skipped, "runner": engine.runner_name.value,

@@ -7,17 +7,16 @@ many are one product. So what a row computes does not depend on how long its mat
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from calm.layer_math import (
     after_attention,
     before_attention,
-    before_head,
     embed,
     key_value,
     linear,
+    logits,
     mixed,
     queries,
     turns,
@@ -109,7 +108,7 @@ class CausalRunner:
             self._put(layer, before_attention(self.spec, layer, hidden), plan, blocks)
 
     def logits(self, hidden: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocab"]:
-        return F.linear(before_head(self.spec, hidden), self.spec.tensors["head"])
+        return logits(self.spec, hidden)
 
     def told(self, flag: Bool[Tensor, ""]) -> bool:
         return bool(flag)

@@ -66,6 +66,8 @@ class EagerRounds:
                 previous, hidden = hidden, self._lanes.layer(layer, hidden, at)
             for number, i in enumerate(going):
                 stood[i].append(hidden[number])
+            if not any(len(guesses[i]) < rows[i].ahead for i in going):
+                break  # no row may draft more: what these layers would say is not asked
             words, sure = self._guess(hidden, previous, draft)
             drafting = []
             for number, i in enumerate(going):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from calm.layer_math import attend, before_head, feed_forward, rms_norm
+from calm.layer_math import attend, feed_forward, key_value, logits, rms_norm
 from calm.models.base import DecoderSpec
 
 from .slots import Slots
@@ -114,7 +114,7 @@ class EagerRunner:
             self._put(layer, normed, target, steps)
 
     def logits(self, hidden: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocab"]:
-        return F.linear(before_head(self.spec, hidden), self.spec.tensors["head"])
+        return logits(self.spec, hidden)
 
     def told(self, flag: Bool[Tensor, ""]) -> bool:
         return bool(flag)
@@ -123,7 +123,6 @@ class EagerRunner:
         return pool[: slots.shape[0]] if prefix else pool.index_select(0, slots)
 
     def _put(self, layer: int, normed: Tensor, slots: Tensor, steps: Tensor) -> None:
-        shape = (normed.shape[0], self.spec.num_heads, self.spec.d_kv)
-        tensors = self.spec.tensors
-        self.slots.keys[layer - 1][slots, :, steps] = F.linear(normed, tensors[f"{layer}.self_k"]).view(shape)
-        self.slots.values[layer - 1][slots, :, steps] = F.linear(normed, tensors[f"{layer}.self_v"]).view(shape)
+        key, value = key_value(self.spec, layer, normed)
+        self.slots.keys[layer - 1][slots, :, steps] = key
+        self.slots.values[layer - 1][slots, :, steps] = value
