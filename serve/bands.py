@@ -24,11 +24,11 @@ class Bands(Protocol):
 
 
 def bands_of(rows: Sequence[Row], num_layers: int) -> dict[tuple[int, ...], list[Row]]:
-    """The rows that have a schedule, by the layers of their next token; the fewest first."""
+    """Rows with a schedule, by the layers of their next token; the fewest first."""
     found: dict[tuple[int, ...], list[Row]] = {}
     for row in rows:
-        if isinstance(row.policy, SkipSchedule):
-            found.setdefault(scheduled_layers(row.policy, row.step, num_layers), []).append(row)
+        assert isinstance(row.policy, SkipSchedule)
+        found.setdefault(scheduled_layers(row.policy, row.step, num_layers), []).append(row)
     return dict(sorted(found.items(), key=lambda band: (len(band[0]), band[0])))
 
 

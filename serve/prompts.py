@@ -51,14 +51,13 @@ class PromptPrefill:
         return found
 
 
-def first_words(machine: Machine, rows: Sequence[Row], bucket: int | None = None) -> Spoken:
-    """What the prompts of these rows say, in a bucket that is the smallest that holds them unless it is given."""
+def first_words(machine: Machine, rows: Sequence[Row], bucket: int) -> Spoken:
+    """What the prompts of these rows say, in a bucket that holds them."""
     slots, last, count = machine.runner.slots, machine.num_layers, len(rows)
     assert isinstance(slots, PagedSlots)
-    padding = (bucket or machine.bucket(count)) - count
-    places = torch.tensor([row.slot for row in rows] + [slots.padding] * padding, device=machine.device)
+    places = torch.tensor([row.slot for row in rows] + [slots.padding] * (bucket - count), device=machine.device)
     hidden = slots.said[places]  # (bucket, d_model)
-    live = torch.arange(count + padding, device=machine.device) < count
+    live = torch.arange(bucket, device=machine.device) < count
     tokens = machine.head.emit(hidden, torch.zeros_like(live), HeadState(live=live))[:count].tolist()
     machine.clock("head")
     return Spoken(

@@ -4,8 +4,9 @@ Whatever raises costs those rows alone for which it raises again: a step writes 
 again, so each row is tried by itself and the sound ones go on.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar
 
 from calm.config import Measure
 from calm.drafting import Draft
@@ -20,6 +21,8 @@ from .prompts import first_words
 from .requests import Row
 from .rounds import Round
 from .wave import Spoken
+
+Said = TypeVar("Said")
 
 
 class Turns:
@@ -55,44 +58,45 @@ class Turns:
         self.parked = [wave for wave in self.parked if wave.drop(row)]
 
     def of(self, running: list[Row]) -> Iterator[Spoken | list[Round]]:
-        """Everything of a step. ``running`` changes on the way, as rows end."""
-        drafting = [row for row in self._decoding(running) if row.options.draft is not None]
+        """Everything of a step. ``running`` changes on the way, as rows end, each of them in its own turn."""
+        climbing, scheduled, unsaid = list[Row](), list[Row](), list[Row]()
+        drafting: dict[Draft, list[Row]] = {}
+        for row in running:
+            if self._prompted and not row.tokens:  # its next token is for its prompt to say
+                unsaid.append(row)
+            elif row.options.draft is not None:
+                drafting.setdefault(row.options.draft, []).append(row)
+            elif isinstance(row.policy, SkipSchedule):
+                scheduled.append(row)
+            else:
+                climbing.append(row)
         self.rule = None
-        if climbing := self._climbing(running):
+        if climbing:
             self._clock("schedule")
             self.rule = self.choice.rule(len(climbing), bool(self.parked), self._measures)
             self._clock("choice")
-            spoken = self._wave(self.rule, running)
+            spoken = self._wave(self.rule, climbing)
             self.choice.saw(spoken.crossing, [row.number for row in spoken.rows])
             yield spoken
-        for draft in dict.fromkeys(row.options.draft for row in drafting if row.options.draft is not None):
-            yield self._round([row for row in drafting if row.options.draft == draft], draft)
-        for layers, band in bands_of(self._decoding(running), self._machine.num_layers).items():
-            yield from self._band(band, layers)
-        yield from self._first_words([row for row in running if self._prompted and not row.tokens])
+        for draft, rows in drafting.items():
+            assert self.rounds is not None
+            yield from self._sound(rows, self.rounds, draft)
+        for layers, rows in bands_of(scheduled, self._machine.num_layers).items():
+            assert self.bands is not None
+            yield from self._sound(rows, self.bands, layers)
+        if unsaid:
+            yield from self._sound(unsaid, partial(first_words, self._machine), self._machine.bucket(len(unsaid)))
 
     @property
     def _measures(self) -> list[Measure]:
         return [measure for measure, _ in self._exits.present]
 
-    def _decoding(self, running: list[Row]) -> list[Row]:
-        """Rows whose next token is not for their prompt to say."""
-        return [row for row in running if row.tokens or not self._prompted]
-
-    def _climbing(self, running: list[Row]) -> list[Row]:
-        """Rows whose next token is for the layers to say, one token at a time."""
-        return [
-            row
-            for row in self._decoding(running)
-            if row.options.draft is None and not isinstance(row.policy, SkipSchedule)
-        ]
-
     # waves
 
-    def _wave(self, rule: Rule, running: list[Row]) -> Spoken:
+    def _wave(self, rule: Rule, rows: list[Row]) -> Spoken:
         """The wave whose turn it is, taken through the layers."""
         waiting = {id(row) for wave in self.parked for row in wave.rows}
-        fresh = [row for row in self._climbing(running) if id(row) not in waiting]
+        fresh = [row for row in rows if id(row) not in waiting]
         resumed = next_parked(self.parked, rule, len(fresh))
         if resumed is not None:
             self.parked.remove(resumed)
@@ -104,18 +108,18 @@ class Turns:
             wave = self._new_wave(rule, fresh, None) if resumed is None else resumed
             return self._up(wave, rule, self.parked, patient=resumed is None)
         except Exception:
-            return self._without_poison(involved, rule, running)
+            return self._without_poison(rows, rule, self._machine.bucket(len(involved)))
 
-    def _without_poison(self, rows: list[Row], rule: Rule, running: list[Row]) -> Spoken:
+    def _without_poison(self, rows: list[Row], rule: Rule, bucket: int) -> Spoken:
         """After a wave raised: each of its rows by itself finds those that raise; the others go on together.
 
         Rows that had joined the wave on its way are parked no more and start their step anew.
         """
         self.parked.clear()
         sound = []
-        for row in self._climbing(running):
+        for row in rows:
             try:
-                self._climbed([row], rule, self._machine.bucket(len(rows)))
+                self._climbed([row], rule, bucket)
                 sound.append(row)
             except Exception as own:
                 self._fail(row, own)
@@ -141,37 +145,13 @@ class Turns:
 
     # other ways
 
-    def _round(self, rows: list[Row], draft: Draft) -> list[Round]:
-        assert self.rounds is not None
+    def _sound(self, rows: list[Row], say: Callable[..., Said], how: object) -> Iterator[Said]:
+        """What these rows say; where that raises, what each of them says by itself that does not raise again."""
         try:
-            return self.rounds(rows, draft)
-        except Exception as error:
-            if len(rows) == 1:
-                self._fail(rows[0], error)
-                return []
-            return [found for row in rows for found in self._round([row], draft)]
-
-    def _band(self, rows: list[Row], layers: Sequence[int]) -> Iterator[Spoken]:
-        assert self.bands is not None
-        try:
-            yield self.bands(rows, layers)
-        except Exception as error:
-            if len(rows) == 1:
-                self._fail(rows[0], error)
-                return
-            for row in rows:
-                yield from self._band([row], layers)
-
-    def _first_words(self, rows: list[Row]) -> Iterator[Spoken]:
-        """What the prompts say of rows that have no token yet."""
-        if not rows:
-            return
-        try:
-            yield first_words(self._machine, rows)
+            yield say(rows, how)
         except Exception:
-            bucket = self._machine.bucket(len(rows))
             for row in rows:
                 try:
-                    yield first_words(self._machine, [row], bucket)
+                    yield say([row], how)
                 except Exception as own:
                     self._fail(row, own)
