@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .layer_math import attend, before_attention, cross_projection, feed_forward, key_value, logits, norm
+from .layer_math import after_attention, attend, before_attention, cross_projection, key_value, logits, norm
 from .models.base import DecoderSpec
 
 
@@ -130,7 +130,7 @@ class BatchLayers(BatchCaches):
         normed = norm(spec, f"{layer}.cross_norm", hidden)
         cross_keys, cross_values = self.cross_keys[layer - 1], self.cross_values[layer - 1]
         hidden = hidden + attend(spec, f"{layer}.cross", normed, cross_keys, cross_values, self.source_mask)
-        return hidden + feed_forward(spec, layer, norm(spec, f"{layer}.ffn_norm", hidden))
+        return after_attention(spec, layer, hidden)
 
     def select(self, index: Int[Tensor, " kept"]) -> None:
         super().select(index)

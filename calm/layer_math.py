@@ -93,7 +93,7 @@ def key_value(
 def after_attention(
     spec: DecoderSpec, layer: int, hidden: Float[Tensor, "rows d_model"]
 ) -> Float[Tensor, "rows d_model"]:
-    """What is left of a decoder-only layer once its attention has been added to the residual."""
+    """What is left of a layer once its attention has been added to the residual."""
     if spec.pre_norm:
         return hidden + feed_forward(spec, layer, norm(spec, f"{layer}.ffn_norm", hidden))
     hidden = norm(spec, f"{layer}.self_norm", hidden)

@@ -1,17 +1,17 @@
 """Decoder layers of a padded batch at several positions of each row at once, every row at positions of its own.
 
 Over the caches of calm.batch_layers and calm.batch_causal, which know one position, the same for all rows. Rows share
-kernels, never attention; a query sees its row's positions up to its own, those of this pass included.
+kernels, never attention; a query sees its row's positions up to its own, those of this pass included. To all else
+(calm.layer_math) each position is a row.
 """
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .batch_causal import CausalLayers
 from .batch_layers import BatchCaches, BatchLayers
-from .layer_math import feed_forward, linear, norm, rotate, turns
+from .layer_math import after_attention, before_attention, embed, key_value, linear, norm, queries, turns
 from .models.base import BiasKind
 
 
@@ -34,20 +34,14 @@ class WideLayers:
         self, tokens: Int[Tensor, "batch length"], steps: Int[Tensor, "batch length"]
     ) -> Float[Tensor, "batch length d_model"]:
         """What the first layer reads."""
-        spec, tensors = self.spec, self.spec.tensors
-        hidden = F.embedding(tokens, tensors["embed"])
-        if "embed_project" in tensors:
-            hidden = linear(spec, "embed_project", hidden)
-        if spec.bias_kind is BiasKind.learned:
-            hidden = hidden + F.embedding(self._positions(steps) + spec.position_offset, tensors["positions"])
-        return hidden
+        return embed(self.spec, tokens.flatten(), self._positions(steps).flatten()).view(*tokens.shape, -1)
 
     def run(
         self, layer: int, hidden: Float[Tensor, "batch length d_model"], steps: Int[Tensor, "batch length"]
     ) -> Float[Tensor, "batch length d_model"]:
         """One layer at these steps; writes its K and V there."""
-        spec = self.spec
-        normed = norm(spec, f"{layer}.self_norm", hidden) if spec.pre_norm else hidden
+        spec, flat = self.spec, hidden.flatten(0, 1)  # (B * T, d_model)
+        normed = before_attention(spec, layer, flat)
         turn = turns(spec, self._positions(steps).flatten()) if spec.bias_kind is BiasKind.rotary else None
         self._write(layer, normed, steps, turn)
         seen = self._seen(steps)
@@ -55,30 +49,24 @@ class WideLayers:
             torch.where(seen.any(dim=1)[:, None, :, None], cache[layer - 1], 0.0)  # unwritten ones are NaN
             for cache in (self.caches.keys, self.caches.values)
         )
-        hidden = hidden + self._attend(f"{layer}.self", normed, keys, values, self._bias(seen, steps), turn)
+        flat = flat + self._attend(f"{layer}.self", normed, keys, values, self._bias(seen, steps), turn)
         if isinstance(self.caches, BatchLayers):
-            normed = norm(spec, f"{layer}.cross_norm", hidden)
+            normed = norm(spec, f"{layer}.cross_norm", flat)
             keys, values = self.caches.cross_keys[layer - 1], self.caches.cross_values[layer - 1]
-            hidden = hidden + self._attend(f"{layer}.cross", normed, keys, values, self.caches.source_mask, None)
-        if spec.pre_norm:
-            return hidden + self._feed_forward(layer, norm(spec, f"{layer}.ffn_norm", hidden))
-        hidden = norm(spec, f"{layer}.self_norm", hidden)
-        return norm(spec, f"{layer}.ffn_norm", hidden + self._feed_forward(layer, hidden))
+            flat = flat + self._attend(f"{layer}.cross", normed, keys, values, self.caches.source_mask, None)
+        return after_attention(spec, layer, flat).view(hidden.shape)
 
     def _write(
         self,
         layer: int,
-        normed: Float[Tensor, "batch length d_model"],
+        normed: Float[Tensor, "positions d_model"],
         steps: Int[Tensor, "batch length"],
         turn: tuple[Tensor, Tensor] | None,
     ) -> None:
-        spec, rows = self.spec, torch.arange(len(steps), device=steps.device)[:, None]
-        slots, shape = steps + self.caches.before, (*steps.shape, spec.num_kv_heads, spec.d_kv)
-        key, value = (linear(spec, f"{layer}.self_{which}", normed).view(shape) for which in "kv")
-        if turn is not None:
-            key = rotate(key.flatten(0, 1), *turn).view(shape)
-        self.caches.keys[layer - 1][rows, :, slots] = key
-        self.caches.values[layer - 1][rows, :, slots] = value
+        rows = torch.arange(len(steps), device=steps.device)[:, None]
+        key, value = key_value(self.spec, layer, normed, turn)
+        for cache, new in ((self.caches.keys, key), (self.caches.values, value)):
+            cache[layer - 1][rows, :, steps + self.caches.before] = new.view(*steps.shape, *new.shape[1:])
 
     def _seen(self, steps: Int[Tensor, "batch length"]) -> Bool[Tensor, "batch length slots"]:
         """Which slots each query attends to."""
@@ -102,26 +90,18 @@ class WideLayers:
     def _attend(
         self,
         name: str,
-        normed: Float[Tensor, "batch length d_model"],
+        normed: Float[Tensor, "positions d_model"],
         keys: Float[Tensor, "batch kv_heads keys d_kv"],
         values: Float[Tensor, "batch kv_heads keys d_kv"],
         bias: Float[Tensor, "batch _ _ keys"],
         turn: tuple[Tensor, Tensor] | None,
-    ) -> Float[Tensor, "batch length d_model"]:
+    ) -> Float[Tensor, "positions d_model"]:
         """Attention ``name`` (``3.self``, ``3.cross``) of each query over its row's keys."""
-        spec, (rows, length) = self.spec, normed.shape[:2]
-        query = linear(spec, f"{name}_q", normed).view(rows * length, spec.num_heads, spec.d_kv)
-        if turn is not None:
-            query = rotate(query, *turn)
-        query = query.view(rows, length, spec.num_kv_heads, -1, spec.d_kv).permute(0, 2, 3, 1, 4)
-        scores = query @ keys[:, :, None].transpose(3, 4) * spec.attention_scale + bias[:, :, None]
+        query = queries(self.spec, name, normed, turn)  # (B * T, KV heads, group, d_kv)
+        query = query.view(len(keys), -1, *query.shape[1:]).permute(0, 2, 3, 1, 4)
+        scores = query @ keys[:, :, None].transpose(3, 4) * self.spec.attention_scale + bias[:, :, None]
         mixed = scores.softmax(dim=-1) @ values[:, :, None]  # (B, KV heads, group, T, d_kv)
-        return linear(spec, f"{name}_o", mixed.permute(0, 3, 1, 2, 4).reshape(rows, length, -1))
-
-    def _feed_forward(
-        self, layer: int, normed: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
-        return feed_forward(self.spec, layer, normed.flatten(0, 1)).view(normed.shape)
+        return linear(self.spec, f"{name}_o", mixed.permute(0, 3, 1, 2, 4).reshape(len(normed), -1))
 
     def _positions(self, steps: Int[Tensor, "batch length"]) -> Int[Tensor, "batch length"]:
         """Where the tokens stand in their sequences."""

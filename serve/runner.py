@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from calm.layer_math import attend, feed_forward, key_value, logits, rms_norm
+from calm.layer_math import after_attention, attend, before_attention, key_value, logits, norm
 from calm.models.base import DecoderSpec
 
 from .slots import Slots
@@ -86,18 +86,17 @@ class EagerRunner:
         steps: Int[Tensor, " batch"],
         prefix: bool,
     ) -> Float[Tensor, "batch d_model"]:
-        tensors, eps = self.spec.tensors, self.spec.norm_eps
-        normed = rms_norm(hidden, tensors[f"{layer}.self_norm"], eps)
+        normed = before_attention(self.spec, layer, hidden)
         self._put(layer, normed, slots, steps)
         keys = self._rows(self.slots.keys[layer - 1], slots, prefix)
         values = self._rows(self.slots.values[layer - 1], slots, prefix)
         hidden = hidden + attend(self.spec, f"{layer}.self", normed, keys, values, self._bias[steps])
-        normed = rms_norm(hidden, tensors[f"{layer}.cross_norm"], eps)
+        normed = norm(self.spec, f"{layer}.cross_norm", hidden)
         keys = self._rows(self.slots.cross_keys[layer - 1], slots, prefix)
         values = self._rows(self.slots.cross_values[layer - 1], slots, prefix)
         mask = self._rows(self.slots.source_bias, slots, prefix)
         hidden = hidden + attend(self.spec, f"{layer}.cross", normed, keys, values, mask)
-        return hidden + feed_forward(self.spec, layer, rms_norm(hidden, tensors[f"{layer}.ffn_norm"], eps))
+        return after_attention(self.spec, layer, hidden)
 
     def backfill(
         self,
@@ -110,8 +109,7 @@ class EagerRunner:
         for layer in range(above + 1, self.spec.num_layers + 1):
             # a row that has this layer's K/V writes nowhere
             target = torch.where(written < layer, slots, self.slots.padding)
-            normed = rms_norm(hidden, self.spec.tensors[f"{layer}.self_norm"], self.spec.norm_eps)
-            self._put(layer, normed, target, steps)
+            self._put(layer, before_attention(self.spec, layer, hidden), target, steps)
 
     def logits(self, hidden: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocab"]:
         return logits(self.spec, hidden)
