@@ -7,12 +7,9 @@ only those of one band of positions share their layers: a step takes one band af
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
-
 from calm.policies import SkipSchedule, scheduled_layers
 
-from .heads import HeadState
-from .lanes import Lanes
+from .lanes import Lanes, spoken
 from .requests import Row
 from .wave import Machine, Spoken
 
@@ -39,26 +36,9 @@ class EagerBands:
         self._machine, self._lanes = machine, Lanes(machine)
 
     def __call__(self, rows: Sequence[Row], layers: Sequence[int]) -> Spoken:
-        machine, count = self._machine, len(rows)
-        at = self._lanes.at(rows, [0] * count)
+        at = self._lanes.at(rows, [0] * len(rows))
         hidden = self._lanes.embed([row.next_input for row in rows], at)
-        machine.clock("start")
+        self._machine.clock("start")
         for layer in layers:
             hidden = self._lanes.layer(layer, hidden, at)
-        live = torch.arange(hidden.shape[0], device=hidden.device) < count
-        state = HeadState(None, live)
-        tokens = machine.head.emit(hidden, torch.zeros_like(live), state)[:count].tolist()
-        machine.clock.fallbacks += state.fallbacks
-        machine.clock("head")
-        last, nothing = [layers[-1]] * count, [float("nan")] * machine.num_layers
-        return Spoken(
-            list(rows),
-            tokens,
-            crossing=last,
-            emission=last,
-            executed=[len(layers)] * count,
-            involuntary=[False] * count,
-            states=lambda: hidden,
-            logits=lambda: machine.runner.logits(hidden),
-            confidences=[nothing] * count if machine.record else None,
-        )
+        return spoken(self._machine, rows, hidden, layers[-1], len(layers))

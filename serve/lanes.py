@@ -1,4 +1,7 @@
-"""Positions of rows as the rows of one batch, on a runner of plain torch: several of one row may be among them."""
+"""Positions of rows as the rows of one batch, on a runner of plain torch: several of one row may be among them.
+
+And what they say where no confidence has chosen their layer.
+"""
 
 from collections.abc import Sequence
 
@@ -8,8 +11,9 @@ from torch import Tensor
 
 from calm.rules import bucket_of
 
+from .heads import HeadState
 from .requests import Row
-from .wave import Machine
+from .wave import Machine, Spoken
 
 Places = tuple[Int[Tensor, " batch"], Int[Tensor, " batch"]]  # slots and positions
 
@@ -41,3 +45,31 @@ class Lanes:
         hidden = self.machine.runner.layer(layer, hidden, *at, False)
         self.machine.clock.layer(hidden.shape[0])
         return hidden
+
+
+def words_of(machine: Machine, hidden: Float[Tensor, "batch d_model"], count: int) -> list[int]:
+    """Words of the first ``count`` hidden states; those that follow are padding."""
+    live = torch.arange(hidden.shape[0], device=hidden.device) < count
+    state = HeadState(live=live)
+    words: list[int] = machine.head.emit(hidden, torch.zeros_like(live), state)[:count].tolist()
+    machine.clock.fallbacks += state.fallbacks
+    machine.clock("head")
+    return words
+
+
+def spoken(
+    machine: Machine, rows: Sequence[Row], hidden: Float[Tensor, "batch d_model"], layer: int, executed: int
+) -> Spoken:
+    """What rows say that all speak at ``layer``, with ``executed`` layers run; ``hidden`` may be padded."""
+    count, nothing = len(rows), [float("nan")] * machine.num_layers
+    return Spoken(
+        list(rows),
+        words_of(machine, hidden, count),
+        crossing=[layer] * count,
+        emission=[layer] * count,
+        executed=[executed] * count,
+        involuntary=[False] * count,
+        states=lambda: hidden,
+        logits=lambda: machine.runner.logits(hidden),
+        confidences=[nothing] * count if machine.record else None,
+    )

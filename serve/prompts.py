@@ -10,7 +10,7 @@ import torch
 
 from calm.rules import padded_length
 
-from .heads import HeadState
+from .lanes import spoken
 from .paged import PagedSlots
 from .prefill import CrossKV, Read
 from .requests import Row
@@ -53,21 +53,8 @@ class PromptPrefill:
 
 def first_words(machine: Machine, rows: Sequence[Row], bucket: int) -> Spoken:
     """What the prompts of these rows say, in a bucket that holds them."""
-    slots, last, count = machine.runner.slots, machine.num_layers, len(rows)
+    slots = machine.runner.slots
     assert isinstance(slots, PagedSlots)
-    places = torch.tensor([row.slot for row in rows] + [slots.padding] * (bucket - count), device=machine.device)
-    hidden = slots.said[places]  # (bucket, d_model)
-    live = torch.arange(bucket, device=machine.device) < count
-    tokens = machine.head.emit(hidden, torch.zeros_like(live), HeadState(live=live))[:count].tolist()
-    machine.clock("head")
-    return Spoken(
-        rows=list(rows),
-        tokens=tokens,
-        crossing=[last] * count,
-        emission=[last] * count,
-        executed=[last] * count,
-        involuntary=[False] * count,
-        states=lambda: hidden,
-        logits=lambda: machine.runner.logits(hidden),
-        confidences=[[float("nan")] * last for _ in rows] if machine.record else None,
-    )
+    places = [row.slot for row in rows] + [slots.padding] * (bucket - len(rows))
+    hidden = slots.said[torch.tensor(places, device=machine.device)]  # (bucket, d_model)
+    return spoken(machine, rows, hidden, machine.num_layers, machine.num_layers)

@@ -14,8 +14,8 @@ from torch import Tensor
 from calm.confidence import CONFIDENCE, LayerView
 from calm.drafting import Draft
 
-from .heads import NOTHING, HeadState, best
-from .lanes import Lanes
+from .heads import NOTHING, best
+from .lanes import Lanes, words_of
 from .requests import Row
 from .wave import Machine
 
@@ -100,11 +100,7 @@ class EagerRounds:
         for layer in range(draft.layer + 1, machine.num_layers + 1):
             hidden = self._lanes.layer(layer, hidden, at)
         self.verify_s = machine.clock.now() - began
-        live = torch.arange(hidden.shape[0], device=hidden.device) < len(lanes)
-        state = HeadState(None, live)
-        words = iter(machine.head.emit(hidden, torch.zeros_like(live), state).tolist())
-        machine.clock.fallbacks += state.fallbacks
-        machine.clock("head")
+        words = iter(words_of(machine, hidden, len(lanes)))
         return [
             Round(row, guessed, [next(words) for _ in hiddens])
             for row, guessed, hiddens in zip(rows, guesses, stood, strict=True)

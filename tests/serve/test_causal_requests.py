@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from calm.config import BatchRule, Preempt
+from calm.config import BatchRule, Head, Preempt
 from calm.errors import DataError
 from serve import prompts
 from serve.engine import Engine
+from serve.heads import HeadState
 from serve.model import ServedModel
 from serve.requests import Answer, Reason, Status
 from serve.wave import Spoken
@@ -93,6 +94,20 @@ def test_eos_said_by_a_prompt_ends_the_answer_at_once(monkeypatch: pytest.Monkey
     monkeypatch.setattr("serve.turns.first_words", says_eos)
     found = engine.generate(texts(1))[0]
     assert (found.tokens, found.reason, found.emission_layers) == ((1,), Reason.eos, (4,))
+
+
+def test_prompts_count_what_the_screen_left_to_the_full_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = causal_engine(BatchRule.own, head=Head.screened, head_k=5)
+    emit = engine.machine.head.emit
+
+    def undecided(hidden: Tensor, early: Tensor, state: HeadState) -> Tensor:
+        tokens = emit(hidden, early, state)
+        state.fallbacks = 3
+        return tokens
+
+    monkeypatch.setattr(engine.machine.head, "emit", undecided)
+    engine.generate(texts(1), max_tokens=1)
+    assert [record.fallbacks for record in engine.clock.history] == [3]
 
 
 def test_a_stream_goes_on_beside_others_that_are_preempted() -> None:
