@@ -50,15 +50,6 @@ def told(number: int, name: str, shape: str = "v1.1") -> Told:
     return Reference(causal(shape)).tell(causal_models.rows()[number], schedule_policy(name))
 
 
-@pytest.fixture(params=[RunnerName.eager, RunnerName.native], ids=lambda name: name.value)
-def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> RunnerName:
-    runner: RunnerName = request.param
-    if runner is RunnerName.native:
-        need_native()
-    monkeypatch.setattr(models, "RUNNER", runner)
-    return runner
-
-
 def compare(tally: Tally, answer: Answer, told: Told) -> None:
     assert answer.status is Status.finished, answer
     tally.compare(answer, told)
@@ -69,7 +60,9 @@ def compare(tally: Tally, answer: Answer, told: Told) -> None:
 
 @EACH
 @pytest.mark.parametrize("batch", [1, 5])
-def test_schedules_equal_decode_one(name: str, batch: int, runner: RunnerName) -> None:
+@pytest.mark.not_graph
+@pytest.mark.usefixtures("each_runner")
+def test_schedules_equal_decode_one(name: str, batch: int) -> None:
     """Rows join while others are on their way: a step has several bands."""
     engine, tally = engine_of(BatchRule.own, max_batch=batch, prefill_calls=1, prefill_rows=1), Tally()
     for answer in engine.generate(texts(), policy=schedule_policy(name)):
@@ -108,7 +101,9 @@ def all_of(engine: Engine) -> list[Answer]:
 
 
 @pytest.mark.parametrize("rule", [BatchRule.own, BatchRule.rebatch, BatchRule.sync], ids=lambda rule: rule.value)
-def test_mates_of_every_kind_do_not_mind(rule: BatchRule, runner: RunnerName) -> None:
+@pytest.mark.not_graph
+@pytest.mark.usefixtures("each_runner")
+def test_mates_of_every_kind_do_not_mind(rule: BatchRule) -> None:
     engine, tally = engine_of(rule, max_batch=6), Tally()
     asked: dict[str, Any] = {}
     for number in range(12):

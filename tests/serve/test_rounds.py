@@ -18,10 +18,10 @@ from serve.requests import Answer, Reason, Status
 from serve.rounds import Round
 
 from . import models
-from .conftest import need_native
 from .models import LENGTH, SHAPES, engine_of, policy_for, rows, texts, tiny_served
 from .near_ties import Tally, told
 
+pytestmark = [pytest.mark.usefixtures("each_runner"), pytest.mark.not_graph]
 DRAFTS = (
     Draft(1, 1),
     Draft(1, 4),
@@ -34,16 +34,6 @@ DRAFTS = (
     Draft(3, 6, Measure.max_prob, 0.1),
     Draft(3, 6, Measure.entropy, 0.2),
 )
-RUNNERS = (RunnerName.eager, RunnerName.native)
-
-
-@pytest.fixture(params=RUNNERS, ids=lambda name: name.value, autouse=True)
-def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> RunnerName:
-    name: RunnerName = request.param
-    if name is RunnerName.native:
-        need_native()
-    monkeypatch.setattr(models, "RUNNER", name)
-    return name
 
 
 def full(shape: str = "v1.1", count: int = 12, **options: Any) -> list[Answer]:
@@ -83,10 +73,9 @@ def test_drafts_of_these_models_are_right_at_times() -> None:
     assert any(0.0 < share < 0.5 for share in shares)
 
 
-def test_native_rounds_have_the_bits_of_full_depth(runner: RunnerName) -> None:
+@pytest.mark.parametrize("each_runner", [RunnerName.native], indirect=True)  # torch's products depend on their size
+def test_native_rounds_have_the_bits_of_full_depth() -> None:
     """At any batch size, in any kind of numbers: a round's words are those of steps, with no near-tie to excuse."""
-    if runner is not RunnerName.native:
-        pytest.skip("torch's products depend on their size")
     for options in ({}, {"weights": "int8"}, {"head": Head.screened}, {"weights": "int8", "cross_kv": "int8"}):
         for dtype in (torch.float32, torch.bfloat16):
             model = tiny_served("v1.1", 1, dtype)
