@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from calm.config import BatchRule, Measure, RunnerName, TraceKind
+from calm.config import BatchRule, Measure, RunnerName, TraceKind, Weights
 from calm.engine_config import ServingConfig
 from calm.policies import Full
 from serve.engine import Engine
@@ -63,6 +63,7 @@ def core(device: str, shapes: Sequence[str], out: Path) -> Record:
     found: Record = {}
     for shape in (small, large):
         found[shape if shape not in found else f"{shape} again"] = _serving(device, shape, batches, out, "core")
+    found[f"{large} int8 cross"] = _serving(device, large, batches, out, "core_int8_cross", cross_kv=Weights.int8)
     return found
 
 
@@ -87,6 +88,7 @@ def _serving(
     measures: Sequence[Measure] = (Measure.state,),
     rules: Sequence[BatchRule] = (BatchRule.own, BatchRule.compact, BatchRule.sync),
     traces: Sequence[TraceKind] = (TraceKind.tight,),
+    cross_kv: Weights = Weights.model,
 ) -> Record:
     """eval.throughput's own run, and Figures 1 and 2 of it where they can be drawn."""
     from .common import plain
@@ -97,6 +99,7 @@ def _serving(
     config = ServingConfig(
         shape=shape, source_tokens=[SOURCE if device == "cuda" else 16], batches=batches, measures=list(measures),
         rules=list(rules), traces=list(traces), dtype="bf16", runner=RunnerName.graph, device=_device(device),
+        cross_kv=cross_kv,
         repeats=5 if device == "cuda" else 2, few=8, many=72 if device == "cuda" else 12, attempts=1, allow_noisy=True,
     )  # fmt: skip
     folder = out / kind / shape

@@ -50,6 +50,7 @@ from .runner import EagerRunner
 from .slots import Slots
 from .wave import EngineWave, Machine
 
+INT8_RUNNERS = {"weights": (RunnerName.native,), "cross_kv": (RunnerName.native, RunnerName.graph)}  # who offers int8
 MakeWave = Callable[[Rule, Sequence[Row], int | None], Any]
 
 
@@ -117,14 +118,15 @@ def chosen(model: ServedModel, options: EngineOptions) -> RunnerName:
     """The runner of an engine.
 
     Raises:
-        ConfigError: int8 without the native runner; what the graph runner does not offer; a paged cache's options where
+        ConfigError: int8 of a runner without it; what the graph runner does not offer; a paged cache's options where
             there is none.
         NativeError: as ``pick``.
     """
     name = pick(options.runner, model.device.type, model.spec, decoder_only=not model.spec.cross_attention)
-    for what in ("weights", "cross_kv"):
-        if name is not RunnerName.native and getattr(options, what) is Weights.int8:
-            raise ConfigError(f"{what}=int8 needs runner=native, and this engine's is {name.value}")
+    for what, offer in INT8_RUNNERS.items():
+        if name not in offer and getattr(options, what) is Weights.int8:
+            asked = " or ".join(each.value for each in offer)
+            raise ConfigError(f"{what}=int8 needs runner={asked}, and this engine's is {name.value}")
     if model.spec.cross_attention and options.cache_blocks is not None:
         raise ConfigError("cache_blocks is for decoder-only models; an encoder-decoder's slots are max_batch")
     if name is RunnerName.graph:
@@ -234,7 +236,15 @@ def _native(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clo
 
 
 def _graph(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clock) -> Backend:
-    slots = GraphSlots(model.spec, options.max_batch, model.max_target, model.max_source, model.device, options.poison)
+    slots = GraphSlots(
+        model.spec,
+        options.max_batch,
+        model.max_target,
+        model.max_source,
+        model.device,
+        options.poison,
+        options.cross_kv is Weights.int8,
+    )
     on_gpu = model.device.type == "cuda"
     parts = Parts(
         spec=model.spec,
