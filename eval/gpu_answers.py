@@ -15,8 +15,8 @@ from calm.policies import Confident, Full, Policy, Static
 from calm.records import Example
 from calm.thresholds import ThresholdSchedule
 from serve.engine import Engine
+from serve.graph.branches import branches
 from serve.graph.ops import TorchOps
-from serve.graph.stepping import branches
 
 Record = dict[str, Any]
 ROWS, LENGTH = 64, 12  # of what is checked

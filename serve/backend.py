@@ -24,10 +24,11 @@ from .accounting import Clock
 from .bands import Bands, EagerBands
 from .causal_runner import CausalRunner
 from .exits import Exits
+from .graph.branches import branches
 from .graph.machine import GraphMachine
 from .graph.ops import Parts, TorchOps
 from .graph.slots import GraphSlots
-from .graph.stepping import CudaCapture, branches, called
+from .graph.stepping import CudaCapture, called
 from .graph.wave import GraphWave
 from .heads import make_head
 from .model import ServedModel
@@ -137,7 +138,9 @@ def chosen(model: ServedModel, options: EngineOptions) -> RunnerName:
         if options.head is not Head.full:
             raise ConfigError(f"head={options.head.value} needs runner=native or eager; runner=graph asks every word")
         if options.stepping is Stepping.branches and not (model.device.type == "cuda" and branches()):
-            raise ConfigError("stepping=branches needs a GPU and torch 2.12 or later; choose whole or segments")
+            raise ConfigError(
+                "stepping=branches needs a GPU, and torch 2.12 or cuda-bindings 13; choose whole or segments"
+            )
     return name
 
 
