@@ -63,7 +63,7 @@ class DecodeSpec:
             )
         for name in ("weights", "cross_kv"):
             if getattr(self, name) is not Weights.model:
-                raise ConfigError(f"{name}=int8 needs decoder=engine and its native runner")
+                raise ConfigError(f"{name}=int8 needs decoder=engine")
 
     @property
     def arithmetic(self) -> str:

@@ -2,20 +2,21 @@
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from calm.config import BatchRule, Measure, RunnerName, Stepping
+from calm.config import BatchRule, Measure, RunnerName, Stepping, Weights
 from calm.errors import CalmError
 from calm.near_ties import Reference, Told, parts_at
 from calm.policies import Confident, Full, Policy, Static
 from calm.records import Example
 from calm.thresholds import ThresholdSchedule
 from serve.engine import Engine
+from serve.graph.branches import branches
 from serve.graph.ops import TorchOps
-from serve.graph.stepping import branches
 
 Record = dict[str, Any]
 ROWS, LENGTH = 64, 12  # of what is checked
@@ -28,22 +29,23 @@ def kernels(device: str, shapes: Sequence[str], out: Path) -> Record:
     """What the device runs, verb by verb, beside plain torch on the same numbers: tiny and the small shape."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     found: Record = {}
-    for shape in dict.fromkeys(("tiny", shapes[0])):
-        for dtype, bound in ((torch.float32, 1e-4), (torch.bfloat16, 3e-2)):
-            for verb, error in _beside(shape, dtype, device).items():
-                name = f"{shape} {str(dtype).removeprefix('torch.')} {verb}"
-                found[name] = error
-                if not error <= bound:
-                    raise CalmError(f"{name}: off by {error:.2g} of its size, more than {bound:g} ({found})")
+    bounds = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+    for shape, dtype, cross in product(dict.fromkeys(("tiny", shapes[0])), bounds, Weights):
+        bound, kind = bounds[dtype], " int8 cross" if cross is Weights.int8 else ""
+        for verb, error in _beside(shape, dtype, device, cross).items():
+            name = f"{shape} {str(dtype).removeprefix('torch.')}{kind} {verb}"
+            found[name] = error
+            if not error <= bound:
+                raise CalmError(f"{name}: off by {error:.2g} of its size, more than {bound:g} ({found})")
     return {"relative_errors": found}
 
 
-def _beside(shape: str, dtype: torch.dtype, device: str) -> dict[str, float]:
+def _beside(shape: str, dtype: torch.dtype, device: str, cross: Weights) -> dict[str, float]:
     """Relative error of each verb's results, over rows that run, in the middle of an answer."""
     from .shapes import random_sources, served_shape
 
     model = served_shape(shape, dtype, SOURCE, 128, 0, device)
-    engine = Engine(model, runner=RunnerName.graph, max_batch=8, buckets=(8,), cross_cache_rows=0)
+    engine = Engine(model, runner=RunnerName.graph, max_batch=8, buckets=(8,), cross_cache_rows=0, cross_kv=cross)
     policy = Confident(Measure.state, ThresholdSchedule(0.9999, length=128))
     for ids in random_sources(model.spec.vocab_size, 7, 100):
         engine.add_request(ids, policy=policy, ignore_eos=True, max_tokens=64)

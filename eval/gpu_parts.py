@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .gpu_answers import Record, correctness, kernels
+from .gpu_simulated import simulated
 from .gpu_timings import ceilings, core, gaps, matrix, training, transformers
 
 Part = Callable[[str, Sequence[str], Path], Record]
@@ -16,6 +17,7 @@ PARTS: dict[str, Part] = {
     "core": core,
     "matrix": matrix,
     "gaps": gaps,
+    "simulated": simulated,
     "training": training,
     "transformers": transformers,
 }

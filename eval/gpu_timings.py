@@ -3,14 +3,15 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from calm.config import BatchRule, Measure, RunnerName, TraceKind
+from calm.config import BatchRule, Measure, RunnerName, TraceKind, Weights
 from calm.engine_config import ServingConfig
-from calm.policies import Full
+from calm.policies import Full, Static
 from serve.engine import Engine
 from serve.graph.frame import GIVEN
 from serve.graph.machine import GraphMachine
@@ -63,6 +64,7 @@ def core(device: str, shapes: Sequence[str], out: Path) -> Record:
     found: Record = {}
     for shape in (small, large):
         found[shape if shape not in found else f"{shape} again"] = _serving(device, shape, batches, out, "core")
+    found[f"{large} int8 cross"] = _serving(device, large, batches, out, "core_int8_cross", cross_kv=Weights.int8)
     return found
 
 
@@ -87,6 +89,7 @@ def _serving(
     measures: Sequence[Measure] = (Measure.state,),
     rules: Sequence[BatchRule] = (BatchRule.own, BatchRule.compact, BatchRule.sync),
     traces: Sequence[TraceKind] = (TraceKind.tight,),
+    cross_kv: Weights = Weights.model,
 ) -> Record:
     """eval.throughput's own run, and Figures 1 and 2 of it where they can be drawn."""
     from .common import plain
@@ -97,6 +100,7 @@ def _serving(
     config = ServingConfig(
         shape=shape, source_tokens=[SOURCE if device == "cuda" else 16], batches=batches, measures=list(measures),
         rules=list(rules), traces=list(traces), dtype="bf16", runner=RunnerName.graph, device=_device(device),
+        cross_kv=cross_kv,
         repeats=5 if device == "cuda" else 2, few=8, many=72 if device == "cuda" else 12, attempts=1, allow_noisy=True,
     )  # fmt: skip
     folder = out / kind / shape
@@ -114,7 +118,10 @@ def _device(device: str) -> Any:
 
 @torch.inference_mode()
 def gaps(device: str, shapes: Sequence[str], out: Path) -> Record:
-    """Of a step at batch 1: how much of it the device works, and how many kernels a layer is."""
+    """Of a step at batch 1, by every way of ending it early: how much of it the device works, and how many kernels run.
+
+    At full depth, and (``early``) where the row leaves after a quarter of the layers.
+    """
     from calm.rules import Rule
 
     from .shapes import random_sources, served_shape
@@ -123,10 +130,12 @@ def gaps(device: str, shapes: Sequence[str], out: Path) -> Record:
     acts: dict[str, Callable[[], object]] = {}
     for shape in dict.fromkeys(shapes):
         model = served_shape(shape, torch.bfloat16, SOURCE, 128, 0, device)
-        for stepping in steppings(device):
+        early = Static(max(1, model.spec.num_layers // 4))
+        for stepping, (kind, policy) in product(steppings(device), (("", Full()), (" early", early))):
+            name = f"{shape} {stepping.value}{kind}"
             engine = Engine(model, runner=RunnerName.graph, stepping=stepping, max_batch=1, buckets=(1,))
             engine.add_request(
-                random_sources(model.spec.vocab_size, 1, 64)[0], policy=Full(), max_tokens=128, ignore_eos=True
+                random_sources(model.spec.vocab_size, 1, 64)[0], policy=policy, max_tokens=128, ignore_eos=True
             )
             for _ in range(8):
                 engine.step()
@@ -139,13 +148,13 @@ def gaps(device: str, shapes: Sequence[str], out: Path) -> Record:
             whole = (time.perf_counter() - began) / steps
             machine.frame(1).given[GIVEN.index("chained")] = 0  # the same position again and again
             busy = timed(act, device, 50)
-            found[f"{shape} {stepping.value}"] = {
+            found[name] = {
                 "step_s": whole,
                 "device_s": busy,
                 "gap_share": max(0.0, 1.0 - busy / whole),
                 "num_layers": model.spec.num_layers,
             }
-            acts[f"{shape} {stepping.value}"] = act
+            acts[name] = act
     for name, counted in acts.items():  # once a profiler has begun, everything is slower
         found[name]["kernels"] = kernels_of(counted, device)
     return found

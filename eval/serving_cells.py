@@ -2,8 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from calm.config import BatchRule, Head, Measure
@@ -16,6 +16,8 @@ from .workload import Entry, Workload
 
 if TYPE_CHECKING:
     from calm.cost import CostTable
+    from calm.rules import Rule
+    from calm.sim_rows import Setting, Trace
     from serve.engine import Engine
     from serve.requests import Answer
 
@@ -177,15 +179,27 @@ class Cell:
         asked = frozenset[Measure]() if runs.entry.measure is None else frozenset({runs.entry.measure})
         setting, rule = setting_of(runs.engine), Rule(runs.entry.rule)
 
-        def seconds(tokens: int) -> float:
-            traces = [
-                Trace(answer.crossing_layers[:tokens], len(source), measures=asked, fills=runs.entry.depth is None)
-                for answer, source in zip(runs.answers, self.sources, strict=True)
-            ]
-            return SimEngine(table, setting, rule).run(traces).seconds
-
         few, many = self.workload.few, self.workload.many
-        return seconds(many) if clock is Clocked.call else (seconds(many) - seconds(few)) / (many - few)
+        traces = [
+            Trace(answer.crossing_layers[:many], len(source), measures=asked, fills=runs.entry.depth is None)
+            for answer, source in zip(runs.answers, self.sources, strict=True)
+        ]
+        if clock is Clocked.call:
+            return SimEngine(table, setting, rule).run(traces).seconds
+        return decode_step(table, setting, rule, traces, few, many)
+
+
+def decode_step(
+    table: "CostTable", setting: "Setting", rule: "Rule", traces: "Sequence[Trace]", few: int, many: int
+) -> float:
+    """Seconds by table and simulator of a step of these rows: what their tokens from few to many take."""
+    from calm.simulate import SimEngine
+
+    def seconds(tokens: int) -> float:
+        cut = [replace(trace, depths=trace.depths[:tokens]) for trace in traces]
+        return SimEngine(table, setting, rule).run(cut).seconds
+
+    return (seconds(many) - seconds(few)) / (many - few)
 
 
 def load_of(allow_noisy: bool) -> ReadLoad:

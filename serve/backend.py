@@ -24,10 +24,11 @@ from .accounting import Clock
 from .bands import Bands, EagerBands
 from .causal_runner import CausalRunner
 from .exits import Exits
+from .graph.branches import branches
 from .graph.machine import GraphMachine
 from .graph.ops import Parts, TorchOps
 from .graph.slots import GraphSlots
-from .graph.stepping import CudaCapture, branches, called
+from .graph.stepping import CudaCapture, called
 from .graph.wave import GraphWave
 from .heads import make_head
 from .model import ServedModel
@@ -50,6 +51,7 @@ from .runner import EagerRunner
 from .slots import Slots
 from .wave import EngineWave, Machine
 
+INT8_RUNNERS = {"weights": (RunnerName.native,), "cross_kv": (RunnerName.native, RunnerName.graph)}  # who offers int8
 MakeWave = Callable[[Rule, Sequence[Row], int | None], Any]
 
 
@@ -117,14 +119,15 @@ def chosen(model: ServedModel, options: EngineOptions) -> RunnerName:
     """The runner of an engine.
 
     Raises:
-        ConfigError: int8 without the native runner; what the graph runner does not offer; a paged cache's options where
+        ConfigError: int8 of a runner without it; what the graph runner does not offer; a paged cache's options where
             there is none.
         NativeError: as ``pick``.
     """
     name = pick(options.runner, model.device.type, model.spec, decoder_only=not model.spec.cross_attention)
-    for what in ("weights", "cross_kv"):
-        if name is not RunnerName.native and getattr(options, what) is Weights.int8:
-            raise ConfigError(f"{what}=int8 needs runner=native, and this engine's is {name.value}")
+    for what, offer in INT8_RUNNERS.items():
+        if name not in offer and getattr(options, what) is Weights.int8:
+            asked = " or ".join(each.value for each in offer)
+            raise ConfigError(f"{what}=int8 needs runner={asked}, and this engine's is {name.value}")
     if model.spec.cross_attention and options.cache_blocks is not None:
         raise ConfigError("cache_blocks is for decoder-only models; an encoder-decoder's slots are max_batch")
     if name is RunnerName.graph:
@@ -135,7 +138,9 @@ def chosen(model: ServedModel, options: EngineOptions) -> RunnerName:
         if options.head is not Head.full:
             raise ConfigError(f"head={options.head.value} needs runner=native or eager; runner=graph asks every word")
         if options.stepping is Stepping.branches and not (model.device.type == "cuda" and branches()):
-            raise ConfigError("stepping=branches needs a GPU and torch 2.12 or later; choose whole or segments")
+            raise ConfigError(
+                "stepping=branches needs a GPU, and torch 2.12 or cuda-bindings 13; choose whole or segments"
+            )
     return name
 
 
@@ -234,7 +239,15 @@ def _native(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clo
 
 
 def _graph(model: ServedModel, options: EngineOptions, exits: Exits, clock: Clock) -> Backend:
-    slots = GraphSlots(model.spec, options.max_batch, model.max_target, model.max_source, model.device, options.poison)
+    slots = GraphSlots(
+        model.spec,
+        options.max_batch,
+        model.max_target,
+        model.max_source,
+        model.device,
+        options.poison,
+        options.cross_kv is Weights.int8,
+    )
     on_gpu = model.device.type == "cuda"
     parts = Parts(
         spec=model.spec,

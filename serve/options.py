@@ -91,7 +91,7 @@ class EngineOptions:
         overlap: of the graph runner: a step is sent before the words of the one before are read;
             None: on a GPU.
         weights: of the model as it was loaded, or int8 (native runner only).
-        cross_kv: cross-attention K/V in the dtype of the layers' caches, or int8 (native runner only).
+        cross_kv: cross-attention K/V in the dtype of the layers' caches, or int8 (native and graph runners).
         record_confidences: keep them in the traces.
         poison: fill what is freed with NaN, so that a stale read shows (tests).
         on_drift, requests_per_alarm, drift_patience: what is done where certified answers are no longer as deep as at

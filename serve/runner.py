@@ -92,8 +92,7 @@ class EagerRunner:
         values = self._rows(self.slots.values[layer - 1], slots, prefix)
         hidden = hidden + attend(self.spec, f"{layer}.self", normed, keys, values, self._bias[steps])
         normed = norm(self.spec, f"{layer}.cross_norm", hidden)
-        keys = self._rows(self.slots.cross_keys[layer - 1], slots, prefix)
-        values = self._rows(self.slots.cross_values[layer - 1], slots, prefix)
+        keys, values = self._cross(layer, slots, prefix)
         mask = self._rows(self.slots.source_bias, slots, prefix)
         hidden = hidden + attend(self.spec, f"{layer}.cross", normed, keys, values, mask)
         return after_attention(self.spec, layer, hidden)
@@ -116,6 +115,12 @@ class EagerRunner:
 
     def told(self, flag: Bool[Tensor, ""]) -> bool:
         return bool(flag)
+
+    def _cross(self, layer: int, slots: Tensor, prefix: bool) -> tuple[Tensor, Tensor]:
+        """Cross K and V of these rows, each (B, H, S, d_kv)."""
+        pools = self.slots.cross_keys, self.slots.cross_values
+        keys, values = (self._rows(pool[layer - 1], slots, prefix) for pool in pools)
+        return keys, values
 
     def _rows(self, pool: Tensor, slots: Tensor, prefix: bool) -> Tensor:
         return pool[: slots.shape[0]] if prefix else pool.index_select(0, slots)

@@ -134,13 +134,16 @@ class Slots(SlotPool):
         max_source: int,
         device: torch.device,
         poison: bool = False,
+        cross_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(count, max_target, max_source, poison)
         dtype = spec.tensors["1.self_k"].dtype
         own = (spec.num_layers, count + 1, spec.num_heads, max_target, spec.d_kv)
         cross = (spec.num_layers, count + 1, spec.num_heads, max_source, spec.d_kv)
         self.keys, self.values = (torch.zeros(own, dtype=dtype, device=device) for _ in range(2))
-        self.cross_keys, self.cross_values = (torch.zeros(cross, dtype=dtype, device=device) for _ in range(2))
+        self.cross_keys, self.cross_values = (
+            torch.zeros(cross, dtype=cross_dtype or dtype, device=device) for _ in range(2)
+        )
         self.source_bias = torch.zeros((count + 1, 1, 1, max_source), dtype=dtype, device=device)
         if poison:
             for slot in range(count):
@@ -184,4 +187,5 @@ class Slots(SlotPool):
 
     def _spoil(self, slot: int) -> None:
         for tensor in (self.keys, self.values, self.cross_keys, self.cross_values):
-            tensor[:, slot] = float("nan")
+            if tensor.is_floating_point():
+                tensor[:, slot] = float("nan")

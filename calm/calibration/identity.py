@@ -116,14 +116,14 @@ def arithmetic(
     In fp32 all decoders and runners agree, near-ties aside, but for the int8 screen of a head, of which each has its
     own. Coarser numbers are rounded by each runner in its own way and by what the processor offers (``kernels``).
     """
-    if runner is RunnerName.graph and dtype != "float32":
-        return f"{dtype}{GRAPH} {kernels}"
+    cross = CROSS if cross_kv is Weights.int8 else ""
+    if runner is RunnerName.graph and (dtype != "float32" or cross):
+        return f"{dtype}{GRAPH} {kernels}{cross}"
     if runner is not RunnerName.native:
         return dtype
     if (dtype, weights, cross_kv) == ("float32", Weights.model, Weights.model):
         return dtype if head is not Head.screened else f"{dtype}{NATIVE} screen"
     loaded = f"int8 on {dtype}" if weights is Weights.int8 else dtype
-    cross = CROSS if cross_kv is Weights.int8 else ""
     return f"{loaded}{NATIVE} {kernels}{cross}"
 
 

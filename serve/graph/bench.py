@@ -29,7 +29,7 @@ class GraphBench(MadeUp):
 
     def __init__(self, machine: GraphMachine, max_source: int | None = None) -> None:
         parts, tape = machine.parts, Tape(machine.clock.now)
-        super().__init__(parts.spec, parts.slots, parts.exits, tape, parts.slots.cross_keys, max_source)
+        super().__init__(parts.spec, parts.slots, parts.exits, tape, parts.slots.keys, max_source)
         self.machine, self._clock, machine.clock = machine, machine.clock, tape
         self._goes: dict[object, Act] = {}
 

@@ -43,12 +43,27 @@ class Parts:
     record: bool
 
 
+class TwinRunner(EagerRunner):
+    """Reads cross K/V as the kernels do, of whatever kind they are."""
+
+    slots: GraphSlots
+
+    def _cross(self, layer: int, slots: Tensor, prefix: bool) -> tuple[Tensor, Tensor]:
+        keys, values = super()._cross(layer, slots, prefix)
+        if not self.slots.int8_cross:
+            return keys, values
+        pools = self.slots.key_steps, self.slots.value_steps
+        of_keys, of_values = (self._rows(pool[layer - 1], slots, prefix) for pool in pools)
+        dtype = self.slots.keys.dtype
+        return (keys * of_keys[..., None]).to(dtype), (values * of_values[:, :, None]).to(dtype)
+
+
 class TorchOps:
     """The verbs of a step. Layers count from 1; each acts on the rows that a frame says, whatever the others hold."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self._runner = EagerRunner(parts.spec, parts.slots)
+        self._runner = TwinRunner(parts.spec, parts.slots)
         self._first = min(parts.checked, default=0)
 
     def begin(self, frame: Frame) -> None:

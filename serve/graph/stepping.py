@@ -5,13 +5,13 @@ can be tested. What is captured reads and writes tensors that stay where they ar
 """
 
 import gc
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
 from calm.config import Stepping
 
+from .branches import branch
 from .program import Act, Program
 
 WARMUPS = 3  # calls before a capture: libraries set themselves up, kernels are compiled
@@ -55,11 +55,6 @@ class CudaCapture:
             graph.replay()
 
         return replay
-
-
-def branches() -> bool:
-    """Whether this torch can put a branch into a graph (torch 2.12 and later)."""
-    return hasattr(torch.cuda.CUDAGraph, "begin_capture_to_if_node")
 
 
 def stepper(program: Program, stepping: Stepping, capture: Capture) -> Act:
@@ -121,21 +116,8 @@ class _Look:
 
 
 def _branching(program: Program) -> None:
-    """Each layer in a branch of its own that is taken while the step goes on; called while a graph is captured."""
+    """Each layer in a branch of its own that is taken while the step goes on."""
     program.begin()
     for act in program.layers():
-        _while_it_goes_on(program, act)
+        branch(program.frame.stopped, act)
     program.end()
-
-
-def _while_it_goes_on(program: Program, act: Callable[[], None]) -> None:
-    capturing = getattr(torch.cuda.CUDAGraph, "get_currently_capturing_graph", None)
-    if capturing is None or not torch.cuda.is_current_stream_capturing():
-        act()  # a warm-up
-        return
-    graph = capturing()
-    graph.begin_capture_to_if_node(~program.frame.stopped)
-    try:
-        act()
-    finally:
-        graph.end_capture_to_conditional_node()

@@ -104,11 +104,12 @@ class TritonOps(TorchOps):
             slots.max_target, spec.d_model, spec.norm_eps,
             WIDTH=spec.d_kv, ROWS=ROWS, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
         )  # fmt: skip
-        self._attend(frame, slots.keys[which], slots.values[which], frame.steps, True)
+        self._attend(frame, slots.keys[which], slots.values[which], frame.steps)
         self._linear(frame, self._mixed, None, tensors[f"{layer}.self_o"], frame.hidden, holds)
         cross = tensors[f"{layer}.cross_norm"]
         self._linear(frame, frame.hidden, cross, tensors[f"{layer}.cross_q"], self._queries, False)
-        self._attend(frame, slots.cross_keys[which], slots.cross_values[which], slots.source_length, False)
+        steps = slots.key_steps[which], slots.value_steps[which]
+        self._attend(frame, slots.cross_keys[which], slots.cross_values[which], slots.source_length, steps)
         self._linear(frame, self._mixed, None, tensors[f"{layer}.cross_o"], frame.hidden, holds)
         up = tensors[f"{layer}.ffn_up"]
         inner_kernel[(rows, triton.cdiv(spec.d_ff, tiles.n))](
@@ -128,12 +129,17 @@ class TritonOps(TorchOps):
             BLOCK_K=self._tiles.k,
         )  # fmt: skip
 
-    def _attend(self, frame: Frame, keys: Tensor, values: Tensor, lengths: Tensor, biased: bool) -> None:
-        spec = self.parts.spec
+    def _attend(
+        self, frame: Frame, keys: Tensor, values: Tensor, lengths: Tensor, steps: tuple[Tensor, Tensor] | None = None
+    ) -> None:
+        """Over a row's own positions with their bias; with ``steps`` over its source."""
+        spec, bias = self.parts.spec, self._packed.bias
+        key_steps, value_steps = steps or (bias, bias)
         attention_kernel[(frame.size, spec.num_heads)](
-            self._queries, keys, values, lengths, self._packed.bias, frame.slots, frame.order, frame.active,
+            self._queries, keys, values, lengths, bias, key_steps, value_steps, frame.slots, frame.order, frame.active,
             self._mixed, spec.num_heads, keys.shape[2], spec.attention_scale,
-            BIASED=biased, WIDTH=spec.d_kv, WIDE=triton.next_power_of_2(spec.d_kv), BLOCK=self._tiles.keys,
+            BIASED=steps is None, COARSE=keys.dtype is torch.int8, WIDTH=spec.d_kv,
+            WIDE=triton.next_power_of_2(spec.d_kv), BLOCK=self._tiles.keys,
         )  # fmt: skip
 
     def confide(self, layer: int, frame: Frame, asked: Asked, holds: bool) -> None:

@@ -204,7 +204,7 @@ def test_training_calibrates_with_the_same_result(certified: Path, tmp_path: Pat
             {"precision": Precision.bf16, "decoder": DecoderName.engine, "runner": RunnerName.eager},
             "an answer depends on the size of its batch",
         ),
-        ({"weights": Weights.int8}, "weights=int8 needs decoder=engine and its native runner"),
+        ({"weights": Weights.int8}, "weights=int8 needs decoder=engine"),
     ],
 )
 def test_what_this_version_lacks_is_one_clear_error(

@@ -11,6 +11,7 @@ from calm.errors import ConfigError
 from eval import gpu_check, gpu_parts
 from eval.gpu_check import NOT_MEASURED, asked_for, main
 from eval.gpu_parts import GOALS, PARTS
+from eval.gpu_simulated import simulated
 
 
 def record(folder: Path) -> dict[str, Any]:
@@ -91,6 +92,17 @@ def test_what_is_not_understood_is_said(wrong: str) -> None:
     with pytest.raises(ConfigError, match="is not understood; give device=cuda"):
         asked_for([wrong], list(PARTS))
     assert main([wrong]) == 2
+
+
+def test_every_batch_size_is_simulated_from_one_table(tmp_path: Path) -> None:
+    found = simulated("cpu", ["tiny", "tiny"], tmp_path)
+    rows = found["tiny"]["rows"]
+    cells = {(row["measure"], row["rule"], row["trace"], row["batch"]): row for row in rows}
+    assert set(found) == {"tiny"} and len(cells) == len(rows) == 3 * 3 * 2 * len({1, 2, 4})
+    assert all(row["decode_step_s"] > 0 and row["over_static"] > 0 for row in rows)
+    for row in rows:
+        assert row["over_full"] == pytest.approx(row["full_depth_s"] / row["decode_step_s"])
+    assert len({row["full_depth_s"] for row in rows}) == 3  # one a batch size, whatever the exits
 
 
 def test_goals_read_the_parts_as_they_are_written() -> None:

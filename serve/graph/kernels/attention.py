@@ -11,6 +11,8 @@ def attention_kernel(
     values,
     lengths,  # BIASED: (B,) position of each row, so one key more; else (slots,) tokens of each source
     bias,  # (heads, positions) by distance, fp32, where BIASED
+    key_steps,  # (slots, heads, positions), fp32, where COARSE: keys and values are int8
+    value_steps,  # (slots, heads, width)
     slots,
     order,
     active,
@@ -19,6 +21,7 @@ def attention_kernel(
     positions,
     scale,
     BIASED: tl.constexpr,
+    COARSE: tl.constexpr,
     WIDTH: tl.constexpr,
     WIDE: tl.constexpr,  # the power of two that holds WIDTH
     BLOCK: tl.constexpr,
@@ -47,6 +50,8 @@ def attention_kernel(
         part = there[:, None] & inside[None, :]
         key = tl.load(keys + place, mask=part, other=0.0).to(tl.float32)
         score = tl.sum(key * query[None, :], axis=1) * scale
+        if COARSE:
+            score *= tl.load(key_steps + base + at, mask=there, other=0.0)
         if BIASED:
             score += tl.load(bias + head * positions + (length - 1 - at), mask=there, other=0.0)
         score = tl.where(there, score, float("-inf"))
@@ -58,4 +63,6 @@ def attention_kernel(
         mixed = mixed * shrink + tl.sum(share[:, None] * value, axis=0)
         top = highest
     mixed = mixed / total
+    if COARSE:
+        mixed *= tl.load(value_steps + (slot * heads + head) * WIDTH + across, mask=inside, other=0.0)
     tl.store(out + (row * heads + head) * WIDTH + across, mixed.to(out.dtype.element_ty), mask=inside)

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="triton is not installed; the tests of its 
 if torch.cuda.is_available():
     pytest.skip("on a GPU eval.gpu_check compares the kernels", allow_module_level=True)
 
-from calm.config import BatchRule, Measure, RunnerName  # noqa: E402
+from calm.config import BatchRule, Measure, RunnerName, Weights  # noqa: E402
 from calm.policies import Static  # noqa: E402
 from calm.rules import Rule  # noqa: E402
 from serve.engine import Engine  # noqa: E402
@@ -47,11 +47,14 @@ Snapshot = dict[str, Tensor]
 class Beside:
     """One frame in the middle of a step, and both ways to go on from there."""
 
-    def __init__(self, shape: str, measures: list[Measure], tiles: Tiles = SMALL, before: int = 2) -> None:
+    def __init__(
+        self, shape: str, measures: list[Measure], tiles: Tiles = SMALL, before: int = 2, cross: Weights = Weights.model
+    ) -> None:
         model = tiny_served(shape)
         self.engine: Engine = engine_of(
-            BatchRule.own, model, runner=RunnerName.graph, max_batch=BUCKET, buckets=(BUCKET,), poison=False
-        )
+            BatchRule.own, model, runner=RunnerName.graph, max_batch=BUCKET, buckets=(BUCKET,), poison=False,
+            cross_kv=cross,
+        )  # fmt: skip
         for number, text in enumerate(texts(ROWS)):
             measure = measures[number % len(measures)]
             self.engine.add_request(text, policy=confident(measure, usual(measure, shape)), ignore_eos=True)
@@ -123,8 +126,9 @@ def inference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("holds", [True, False])
 @pytest.mark.parametrize("tiles", [SMALL, Tiles()], ids=["small tiles", "usual tiles"])
-def test_a_layer(shape: str, holds: bool, tiles: Tiles) -> None:
-    beside = Beside(shape, [Measure.state], tiles)
+@pytest.mark.parametrize("cross", Weights, ids=lambda kind: kind.value)
+def test_a_layer(shape: str, holds: bool, tiles: Tiles, cross: Weights) -> None:
+    beside = Beside(shape, [Measure.state], tiles, cross=cross)
     first = beside.alike(lambda ops: ops.layer(1, beside.frame, holds), "previous")
     assert not torch.equal(first["hidden"][:ROWS], beside.frame.hidden[:ROWS])
     beside.frame.crossed[1] = True  # held, or not

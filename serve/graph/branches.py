@@ -1,0 +1,157 @@
+"""Branches in a CUDA graph: what is captured in one runs only while a flag lets it, and the host is not asked.
+
+torch 2.12 and later put them there. For older ones they are made with NVIDIA's bindings (package cuda-bindings, 13 or
+later), as CUDA's programming guide makes conditional nodes while a stream is captured: a kernel sets the condition, the
+node that depends on it has a graph of its own, and a second stream is captured into that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from calm.errors import CalmError
+
+from .program import Act
+
+LEAST = 13  # version of cuda-bindings: calls of older ones take other arguments
+KERNEL = b"""
+typedef __device_builtin__ unsigned long long cudaGraphConditionalHandle;
+extern "C" __device__ __cudart_builtin__ void cudaGraphSetConditional(cudaGraphConditionalHandle, unsigned int);
+extern "C" __global__ void calm_goes_on(cudaGraphConditionalHandle handle, const bool *ended) {
+    cudaGraphSetConditional(handle, !*ended);
+}
+"""
+
+
+class BranchError(CalmError, RuntimeError):
+    """CUDA refused to put a branch into a graph."""
+
+
+def branches() -> bool:
+    """Whether branches can be put into a graph here."""
+    return _of_torch() or _bindings() >= LEAST
+
+
+def branch(ended: Tensor, act: Act) -> None:
+    """Run ``act`` in a branch that is taken while ``ended``, a flag on the device, is False.
+
+    Called while a graph is captured; before that, in a warm-up, it is the act itself.
+    """
+    if _of_torch():
+        _by_torch(ended, act)
+        return
+    bound = _bound(ended.device)  # what it loads must be there before a capture
+    if torch.cuda.is_current_stream_capturing():
+        bound(ended, act)
+    else:
+        act()
+
+
+def _of_torch() -> bool:
+    return hasattr(torch.cuda.CUDAGraph, "begin_capture_to_if_node")
+
+
+def _bindings() -> int:
+    """Major version of cuda-bindings; 0 where it is not installed."""
+    try:
+        return int(version("cuda-bindings").split(".")[0])
+    except (PackageNotFoundError, ValueError):
+        return 0
+
+
+def _by_torch(ended: Tensor, act: Act) -> None:
+    if not torch.cuda.is_current_stream_capturing():
+        act()
+        return
+    graph: Any = torch.cuda.CUDAGraph.get_currently_capturing_graph()
+    graph.begin_capture_to_if_node(~ended)
+    try:
+        act()
+    finally:
+        graph.end_capture_to_conditional_node()
+
+
+@cache
+def _bound(device: torch.device) -> BoundBranches:
+    with torch.cuda.device(device):
+        major, minor = torch.cuda.get_device_capability(device)
+        driver = import_module("cuda.bindings.driver")
+        ptx = compiled(import_module("cuda.bindings.nvrtc"), f"compute_{major}{minor}")
+        return BoundBranches(driver, ptx, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+
+def compiled(nvrtc: Any, architecture: str) -> bytes:
+    """The kernel that sets a condition, as PTX. Raises BranchError where it does not compile."""
+    program = told(nvrtc.nvrtcCreateProgram(KERNEL, b"calm_goes_on.cu", 0, [], []))
+    told(nvrtc.nvrtcCompileProgram(program, 1, [f"--gpu-architecture={architecture}".encode()]))
+    ptx = b" " * int(told(nvrtc.nvrtcGetPTXSize(program)))
+    told(nvrtc.nvrtcGetPTX(program, ptx))
+    told(nvrtc.nvrtcDestroyProgram(program))
+    return ptx
+
+
+class BoundBranches:
+    """Branches by cuda-bindings.
+
+    Numbers that an act makes in a branch lie in a pool of their own, which stays as long as this does: torch does not
+    know that the second stream belongs to a graph, and would hand their memory to others.
+
+    Args:
+        driver: the module cuda.bindings.driver.
+        ptx: of ``compiled``.
+        stream: that is captured into branches.
+    """
+
+    def __init__(self, driver: Any, ptx: bytes, stream: torch.cuda.Stream) -> None:
+        self._driver, self._stream = driver, stream
+        self._pool = torch.cuda.MemPool()
+        self._context = told(driver.cuCtxGetCurrent())
+        self._module = told(driver.cuModuleLoadData(ptx))
+        self._kernel = told(driver.cuModuleGetFunction(self._module, b"calm_goes_on"))
+
+    def __call__(self, ended: Tensor, act: Act) -> None:
+        driver = self._driver
+        parent, child = (
+            driver.CUstream(stream.cuda_stream) for stream in (torch.cuda.current_stream(ended.device), self._stream)
+        )
+        body = self._node(parent, ended)
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        told(driver.cuStreamBeginCaptureToGraph(child, body, None, None, 0, mode))
+        try:
+            with torch.cuda.use_mem_pool(self._pool, ended.device), torch.cuda.stream(self._stream):
+                act()
+        finally:
+            told(driver.cuStreamEndCapture(child))
+
+    def _node(self, stream: Any, ended: Tensor) -> Any:
+        """The graph of a new branch, which runs after all that ``stream`` has captured and before what follows."""
+        driver = self._driver
+        graph = told(driver.cuStreamGetCaptureInfo(stream))[2]
+        handle = told(driver.cuGraphConditionalHandleCreate(graph, self._context, 0, 0))
+        given = (int(handle), ended.data_ptr()), (ctypes.c_uint64, ctypes.c_void_p)
+        told(driver.cuLaunchKernel(self._kernel, 1, 1, 1, 1, 1, 1, 0, stream, given, 0))
+        before, edges = told(driver.cuStreamGetCaptureInfo(stream))[3:5]
+        node = driver.CUgraphNodeParams()
+        node.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
+        node.conditional.handle, node.conditional.ctx = handle, self._context
+        node.conditional.type = driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_IF
+        node.conditional.size = 1
+        added = told(driver.cuGraphAddNode(graph, before, edges, len(before), node))
+        only = driver.CUstreamUpdateCaptureDependencies_flags.CU_STREAM_SET_CAPTURE_DEPENDENCIES
+        told(driver.cuStreamUpdateCaptureDependencies(stream, [added], None, 1, int(only)))
+        return node.conditional.phGraph_out[0]
+
+
+def told(answer: tuple[Any, ...]) -> Any:
+    """What a call of the bindings returns besides its status. Raises BranchError where that is not success."""
+    status, *found = answer
+    if int(status) != 0:
+        raise BranchError(f"CUDA answers {status.name} while a branch is put into a graph; choose stepping=whole")
+    return found[0] if len(found) == 1 else found
