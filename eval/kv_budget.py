@@ -128,7 +128,7 @@ def plain_ways(config: KvBudgetConfig, artifact: "Artifact") -> list[Way]:
         Way(PROJECT, PROJECT, exits, _value(chosen)),
         Way(TRUE, TRUE, exits, _value(chosen), Backfill.true),
         *(
-            Way(f"threshold {_value(point):.4g}", THRESHOLD, artifact.policy(point), _value(point))
+            Way(f"threshold {_value(point)}", THRESHOLD, artifact.policy(point), _value(point))
             for point in (higher[place] for place in spread if higher)
         ),
     ]
