@@ -125,8 +125,12 @@ def chosen(model: ServedModel, options: EngineOptions) -> RunnerName:
     for what in ("weights", "cross_kv"):
         if name is not RunnerName.native and getattr(options, what) is Weights.int8:
             raise ConfigError(f"{what}=int8 needs runner=native, and this engine's is {name.value}")
-    if model.spec.cross_attention and options.cache_blocks is not None:
-        raise ConfigError("cache_blocks is for decoder-only models; an encoder-decoder's slots are max_batch")
+    for what in ("block_size", "cache_blocks", "preempt"):
+        if model.spec.cross_attention and getattr(options, what) != getattr(EngineOptions, what):
+            raise ConfigError(
+                f"{what} is for decoder-only models, and this one has an encoder: its cache is slots, max_batch of "
+                f"them; leave {what} out"
+            )
     if name is RunnerName.graph:
         if not model.spec.cross_attention:
             raise ConfigError("runner=graph has no decoder without cross-attention; use runner=eager")
