@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import timedelta
@@ -181,30 +181,29 @@ def can_draw() -> bool:
     return True
 
 
-def articles_of(
-    asked: DataConfig | None, model: "SpeakingModel | None", n: int | None = None
-) -> "tuple[str, list[Example]]":
-    """Name and first ``n`` articles of the test split of a corpus: the one asked for, or the model's own.
+def first_articles(
+    asked: DataConfig | None, model: "SpeakingModel | None", limits: Mapping[str, int | None]
+) -> "tuple[str, dict[str, list[Example]]]":
+    """Name of a corpus, the one asked for or the model's own, and of some of its splits the first so many articles.
 
     Raises:
         ConfigError: there is neither.
-        DataError: it cannot be read.
+        DataError: it cannot be read, or one of these splits is empty.
     """
     from calm.data import load_corpus
 
     data = corpus_settings(asked, {} if model is None else model.settings.data)
     tokenizer = model.tokenizer if model is not None and data.max_article_tokens is not None else None
-    corpus = load_corpus(data, splits=("test",), tokenizer=tokenizer)
-    return corpus.name, list(corpus.splits["test"][:n])
+    corpus = load_corpus(data, splits=tuple(limits), tokenizer=tokenizer)
+    return corpus.name, {split: list(corpus.splits[split][:limit]) for split, limit in limits.items()}
 
 
-def dev_articles(asked: DataConfig | None, model: "SpeakingModel", n: int) -> "list[Example]":
-    """The first ``n`` of the dev split, on which nothing is certified and nothing reported; else as ``articles_of``."""
-    from calm.data import load_corpus
-
-    data = corpus_settings(asked, model.settings.data)
-    tokenizer = model.tokenizer if data.max_article_tokens is not None else None
-    return list(load_corpus(data, splits=("dev",), tokenizer=tokenizer).splits["dev"][:n])
+def articles_of(
+    asked: DataConfig | None, model: "SpeakingModel | None", n: int | None = None
+) -> "tuple[str, list[Example]]":
+    """The same of the test split alone."""
+    corpus, found = first_articles(asked, model, {"test": n})
+    return corpus, found["test"]
 
 
 def finish(summary: dict[str, Any], run_dir: Path) -> None:

@@ -22,7 +22,7 @@ from calm.experiment_config import KvBudgetConfig
 from calm.kv_budget import ErrorTable
 
 from .backfill import certified
-from .common import Stamp, articles_of, asked_of, choose_model, dev_articles, finish, say
+from .common import Stamp, asked_of, choose_model, finish, first_articles, say
 from .experiment import UNFINISHED, draw, keep_rows, say_columns
 from .kv_budget_rows import (
     BUDGET,
@@ -58,12 +58,10 @@ def run(config: KvBudgetConfig, run_dir: Path) -> int:
     model = t5_only(load(folder, device), "eval.kv_budget")
     identity = ModelIdentity.of(model, folder, dtype="float32")
     artifact = certified(folder, identity, config.measure, config.tolerance)
-    corpus, articles = articles_of(config.data, model, config.n)
-    dev = dev_articles(config.data, model, config.calibrated)
-    if len(articles) < 2 or not dev:
-        raise DataError(
-            f"{corpus} has {len(articles)} test and {len(dev)} dev articles; two and one at least are needed"
-        )
+    corpus, splits = first_articles(config.data, model, {"dev": config.calibrated, "test": config.n})
+    dev, articles = splits["dev"], splits["test"]
+    if len(articles) < 2:
+        raise DataError(f"the test split of {corpus} has {len(articles)} articles; two at least are needed")
     threshold = artifact.threshold_for(config.tolerance)
     say(f"corpus: {corpus}, {len(articles)} articles of test, {len(dev)} of dev; {artifact.name} at {threshold}")
     told = {
@@ -130,7 +128,7 @@ def plain_ways(config: KvBudgetConfig, artifact: "Artifact") -> list[Way]:
         Way(PROJECT, PROJECT, exits, _value(chosen)),
         Way(TRUE, TRUE, exits, _value(chosen), Backfill.true),
         *(
-            Way(f"threshold {_value(point):.4g}", THRESHOLD, artifact.policy(point), _value(point))
+            Way(f"threshold {_value(point)}", THRESHOLD, artifact.policy(point), _value(point))
             for point in (higher[place] for place in spread if higher)
         ),
     ]

@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calm.cli import program
-from calm.errors import DataError
 from calm.experiment_config import SkipDecodeConfig
 
 from .bleu import MISSING, bleu_signature, corpus_bleu
-from .common import Stamp, asked_of, choose_model, corpus_settings, finish, say
+from .common import Stamp, asked_of, choose_model, finish, first_articles, say
 from .experiment import UNFINISHED, draw
 from .skipdecode_rows import ablation, clock_row, pairs, quality_rows, slot_rows
 from .skipdecode_tables import Paper, ablation_table, table4, table5
@@ -87,7 +86,8 @@ def run(config: SkipDecodeConfig, run_dir: Path) -> int:
     ways = [Way(BASE, 1, folder, Full(), float(layers)), *scheduled_ways(scheduled)]
     ways += scheduled_ways(variants, variants=True)
     check_variants(config, ways)
-    corpus, dev, articles = corpus_of(config, folder)
+    corpus, splits = first_articles(config.data, opened(folder), {"dev": config.dev_rows, "test": config.n})
+    dev, articles = splits["dev"], splits["test"]
     told = {
         "models": [hash_files(each, MODEL_FILES) for each in (folder, *folders)],
         "schedules": [opened(each).settings.skip_schedule for each in (*scheduled, *variants)],
@@ -129,19 +129,6 @@ def run(config: SkipDecodeConfig, run_dir: Path) -> int:
         summary["figures"] = draw("skipdecode", summary, run_dir)
     finish(summary, run_dir)
     return UNFINISHED if summary["failed"] else 0
-
-
-def corpus_of(config: SkipDecodeConfig, folder: Path) -> "tuple[str, list[Example], list[Example]]":
-    """Name, dev and test rows. Raise DataError where the test split is empty, or dev though thresholds are sought."""
-    from calm.data import load_corpus
-
-    model = opened(folder)
-    data = corpus_settings(config.data, model.settings.data)
-    corpus = load_corpus(data, splits=("dev", "test"), tokenizer=model.tokenizer if data.max_article_tokens else None)
-    dev, test = corpus.splits["dev"][: config.dev_rows], corpus.splits["test"][: config.n]
-    if not test or (config.exits is not None and not dev):
-        raise DataError(f"the {'dev' if test else 'test'} split of {corpus.name} is empty")
-    return corpus.name, list(dev), list(test)
 
 
 def searches(

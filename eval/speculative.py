@@ -21,7 +21,7 @@ from calm.drafting import Draft
 from calm.errors import CalibrationError, CalmError, DataError
 from calm.experiment_config import SpeculativeConfig
 
-from .common import Stamp, articles_of, asked_of, choose_model, dev_articles, finish, say
+from .common import Stamp, asked_of, choose_model, finish, first_articles, say
 from .experiment import UNFINISHED, draw, keep_rows, say_columns
 from .trials import Found, Ledger, Trial
 
@@ -52,12 +52,10 @@ def run(config: SpeculativeConfig, run_dir: Path) -> int:
 
     model = open_any(folder, config.data, "cpu")
     spec, dtype = spec_of(model), config.dtype or certified_dtype(config, folder)
-    corpus, articles = articles_of(config.data, model, config.n)
-    dev = dev_articles(config.data, model, config.dev_rows)
-    if len(articles) < 2 or not dev:
-        raise DataError(
-            f"{corpus} has {len(articles)} articles of test and {len(dev)} of dev; two and one at least are needed"
-        )
+    corpus, splits = first_articles(config.data, model, {"dev": config.dev_rows, "test": config.n})
+    dev, articles = splits["dev"], splits["test"]
+    if len(articles) < 2:
+        raise DataError(f"the test split of {corpus} has {len(articles)} articles; two at least are needed")
     say(f"corpus: {corpus}, {len(articles)} articles of the test split; {model.num_layers} decoder layers")
     told = {
         "model": weights_hash(folder), "rows_hash": hash_rows([*dev, *articles]), "dtype": dtype, "code": code_version()

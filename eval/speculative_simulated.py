@@ -5,7 +5,7 @@ and rounds are those of a decode. Behind a wrong word the draft is taken to go o
 changes nothing of what is said, only how many words are drafted, and so read, in vain: acceptance is a little too high.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -127,20 +127,27 @@ def spent(path: Course, draft: Draft, limit: int, eos_token_id: int, by_head: bo
     return Spent(*total.tolist())
 
 
-def simulated(
+def by_draft(
     config: SpeculativeConfig, model: "SpeakingModel", spec: "DecoderSpec", articles: "Sequence[Example]"
-) -> list[Row]:
-    """A row for each draft, means over tokens with intervals over articles; see ``draft_row``."""
+) -> tuple[list[tuple[Draft, list[Spent]]], int]:
+    """What each draft takes for each article; and, as ``paths`` has it, how many tokens are said otherwise."""
     from calm.confidence import HEAD_MEASURES
 
     along, otherwise = paths(model, articles, config.measure, config.batch_size)
     limit, by_head = model.settings.max_target_tokens, config.measure in HEAD_MEASURES
-    return [
-        draft_row(
-            config, spec, draft, [spent(path, draft, limit, spec.eos_token_id, by_head) for path in along]
-        ) | {"near_ties": otherwise}
+    found = [
+        (draft, [spent(path, draft, limit, spec.eos_token_id, by_head) for path in along])
         for draft in drafts_of(config, spec.num_layers)
-    ]  # fmt: skip
+    ]
+    return found, otherwise
+
+
+def simulated(
+    config: SpeculativeConfig, model: "SpeakingModel", spec: "DecoderSpec", articles: "Sequence[Example]"
+) -> list[Row]:
+    """A row for each draft, means over tokens with intervals over articles; see ``draft_row``."""
+    found, otherwise = by_draft(config, model, spec, articles)
+    return [draft_row(config, spec, draft, each) | {"near_ties": otherwise} for draft, each in found]
 
 
 def chosen(
@@ -151,18 +158,11 @@ def chosen(
     Returns:
         ``fewer_passes``: full depth's by the draft's, on these articles.
     """
-    from calm.confidence import HEAD_MEASURES
-
-    along, _ = paths(model, articles, config.measure, config.batch_size)
-    limit, by_head = model.settings.max_target_tokens, config.measure in HEAD_MEASURES
-    head, rows = head_layers(spec), list[Row]()
-    for draft in drafts_of(config, spec.num_layers):
-        each = [spent(path, draft, limit, spec.eos_token_id, by_head) for path in along]
-        said_, read, rounds, looks = (
-            sum(getattr(one, name) for one in each) for name in ("said", "read", "rounds", "looks")
-        )
-        passes = draft.layer * read + (spec.num_layers - draft.layer) * rounds + head * (looks + rounds)
-        rows.append({**draft_values(draft), "fewer_passes": (spec.num_layers + head) * said_ / passes})
+    rows, full = list[Row](), spec.num_layers + head_layers(spec)
+    for draft, each in by_draft(config, model, spec, articles)[0]:
+        total = {name: sum(getattr(one, name) for one in each) for name in vars(Spent())}
+        fewer = full * total["said"] / passes(spec, draft, total)["passes"]
+        rows.append({**draft_values(draft), "fewer_passes": fewer})
     of_layer: dict[int, Row] = {}
     for row in sorted(rows, key=lambda row: -row["fewer_passes"]):
         of_layer.setdefault(row["layer"], row)
@@ -175,28 +175,34 @@ def draft_row(config: SpeculativeConfig, spec: "DecoderSpec", draft: Draft, each
     Returns:
         ``acceptance`` (of the words drafted; None where none was), ``words_a_round``; per word said ``layer_passes``,
         ``head_passes`` (each reads its weights once, for one position or for several) and ``layers_run`` (a position in
-        a layer, so products; L at full depth); ``passes``: of both, a head counted as so many layers as its weights
-        weigh; ``fewer_passes``: full depth's by these, a bound on the gain where time goes by weights, as at batch 1.
+        a layer, so products; L at full depth); ``passes``: of both; ``fewer_passes``: full depth's by these, a bound on
+        the gain where time goes by weights, as at batch 1.
     """
     from calm.metrics import with_ratio
 
     columns = {name: np.array([getattr(one, name) for one in each]) for name in vars(Spent())}
-    words, layers, head = columns["said"], spec.num_layers, head_layers(spec)
-    low, rounds, looks = columns["read"], columns["rounds"], columns["looks"]
-    again = (config.seed, config.bootstrap)
+    words, layers, again = columns["said"], spec.num_layers, (config.seed, config.bootstrap)
     row: Row = {**draft_values(draft), "articles": len(each)}
     row |= {name: int(values.sum()) for name, values in columns.items()}
     row |= dict.fromkeys(("acceptance", "acceptance_low", "acceptance_high"))
     if columns["drafted"].sum():
         row |= with_ratio("acceptance", columns["accepted"], columns["drafted"], *again)
-    row |= with_ratio("words_a_round", words, rounds, *again)
-    passes = draft.layer * low + (layers - draft.layer) * rounds
-    row |= with_ratio("layer_passes", passes, words, *again)
-    row |= with_ratio("head_passes", looks + rounds, words, *again)
-    row |= with_ratio("layers_run", layers * low, words, *again)
-    row |= with_ratio("passes", passes + head * (looks + rounds), words, *again)
-    ends = {"": "", "_low": "_high", "_high": "_low"}
-    return row | {f"fewer_passes{end}": (layers + head) / row[f"passes{other}"] for end, other in ends.items()}
+    row |= with_ratio("words_a_round", words, columns["rounds"], *again)
+    for name, values in {**passes(spec, draft, columns), "layers_run": layers * columns["read"]}.items():
+        row |= with_ratio(name, values, words, *again)
+    full, ends = layers + head_layers(spec), {"": "", "_low": "_high", "_high": "_low"}
+    return row | {f"fewer_passes{end}": full / row[f"passes{other}"] for end, other in ends.items()}
+
+
+def passes(spec: "DecoderSpec", draft: Draft, taken: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the layers' weights and of the head's; and of both, a head counted as so many layers as its weights weigh.
+
+    Args:
+        taken: what Spent counts, as numbers or as arrays.
+    """
+    layer = draft.layer * taken["read"] + (spec.num_layers - draft.layer) * taken["rounds"]
+    head = taken["looks"] + taken["rounds"]
+    return {"layer_passes": layer, "head_passes": head, "passes": layer + head_layers(spec) * head}
 
 
 def head_layers(spec: "DecoderSpec") -> float:

@@ -22,7 +22,7 @@ from calm.device import choose_device
 from calm.errors import CalmError, ConfigError, DataError
 from calm.experiment_config import ThresholdsConfig
 
-from .common import Stamp, asked_of, choose_model, corpus_settings, finish, say
+from .common import Stamp, asked_of, choose_model, corpus_settings, finish, first_articles, say
 from .experiment import UNFINISHED, draw, keep_rows, say_columns
 from .thresholds_decode import Curve, Decoders, Points, curves
 from .thresholds_rows import Answers, Measured, rows_of
@@ -97,20 +97,17 @@ def articles_of_splits(config: ThresholdsConfig, model: "SpeakingModel") -> "tup
     from calm.calibration import check_disjoint
     from calm.calibration.rows import check_families
     from calm.calibration.trained import training_rows
-    from calm.data import load_corpus
 
-    data = corpus_settings(config.data, model.settings.data)
-    tokenizer = model.tokenizer if data.max_article_tokens is not None else None
     limits = {"dev": config.dev_rows, "calibration": config.n, "test": config.n}
-    corpus = load_corpus(data, splits=tuple(limits), tokenizer=tokenizer)
-    splits = {name: list(corpus.splits[name][:limit]) for name, limit in limits.items()}
-    check_disjoint({**splits, "train": training_rows(model, data)})
+    corpus, splits = first_articles(config.data, model, limits)
+    training = training_rows(model, corpus_settings(config.data, model.settings.data))
+    check_disjoint({**splits, "train": training})
     check_families([*splits["calibration"], *splits["test"]])
     said = ", ".join(f"{len(rows)} of {name}" for name, rows in splits.items())
-    say(f"corpus: {corpus.name}, {said}; {model.num_layers} decoder layers")
+    say(f"corpus: {corpus}, {said}; {model.num_layers} decoder layers")
     if min(map(len, splits.values())) < 2:
-        raise DataError(f"{corpus.name}: an interval needs at least two articles of each split, and there are {said}")
-    return corpus.name, splits
+        raise DataError(f"{corpus}: an interval needs at least two articles of each split, and there are {said}")
+    return corpus, splits
 
 
 def known_measures(config: ThresholdsConfig, model: "SpeakingModel") -> list[Measure]:

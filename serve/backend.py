@@ -128,8 +128,12 @@ def chosen(model: ServedModel, options: EngineOptions) -> RunnerName:
         if name not in offer and getattr(options, what) is Weights.int8:
             asked = " or ".join(each.value for each in offer)
             raise ConfigError(f"{what}=int8 needs runner={asked}, and this engine's is {name.value}")
-    if model.spec.cross_attention and options.cache_blocks is not None:
-        raise ConfigError("cache_blocks is for decoder-only models; an encoder-decoder's slots are max_batch")
+    for what in ("block_size", "cache_blocks", "preempt"):
+        if model.spec.cross_attention and getattr(options, what) != getattr(EngineOptions, what):
+            raise ConfigError(
+                f"{what} is for decoder-only models, and this one has an encoder: its cache is slots, max_batch of "
+                f"them; leave {what} out"
+            )
     if name is RunnerName.graph:
         if not model.spec.cross_attention:
             raise ConfigError("runner=graph has no decoder without cross-attention; use runner=eager")

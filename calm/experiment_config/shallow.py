@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from ..config import INF, BatchRule, DataConfig, Measure, check_once_each, check_range
-from ..engine_config import SERVED_DTYPES, check_choice
-from .rounds import check_rounds
+from ..config import INF, BatchRule, DataConfig, Measure, check_range
+from .rounds import check_timed_answers
 
 
 @dataclass
@@ -32,15 +31,5 @@ class ShallowConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.dtype is not None:
-            check_choice("dtype", self.dtype, SERVED_DTYPES)
-        check_choice("rule", self.rule.value, ("own", "compact", "rebatch"))
-        check_rounds(self)
-        check_once_each("measures", self.measures)
-        if self.n is not None:
-            check_range("n", self.n, 2, INF)
-        check_range("timed", self.timed, 2, INF)
-        check_range("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
+        check_timed_answers(self)
         check_range("points", self.points, 0, INF)
-        for name in ("batch_size", "bootstrap"):
-            check_range(name, getattr(self, name), 1, INF)

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 
 from ..config import INF, BatchRule, DataConfig, Measure, check_once_each, check_range
-from ..engine_config import SERVED_DTYPES, check_choice
-from .rounds import check_rounds
+from .rounds import check_timed_answers
 
 
 @dataclass
@@ -39,13 +38,7 @@ class SpeculativeConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.dtype is not None:
-            check_choice("dtype", self.dtype, SERVED_DTYPES)
-        check_choice("rule", self.rule.value, ("own", "compact", "rebatch"))
-        check_rounds(self)
-        check_once_each("measures", self.measures)
-        if self.n is not None:
-            check_range("n", self.n, 2, INF)
+        check_timed_answers(self)
         for name in ("layers", "lengths", "static"):
             if getattr(self, name) or name == "lengths":
                 check_once_each(name, getattr(self, name))
@@ -54,7 +47,5 @@ class SpeculativeConfig:
         check_once_each("thresholds", self.thresholds)
         for threshold in self.thresholds:
             check_range("thresholds", threshold, 0, 1)
-        check_range("timed", self.timed, 2, INF)
-        check_range("tolerance", self.tolerance, 0, 1, open_low=True, open_high=True)
-        for name in ("dev_rows", "drafts", "batch_size", "bootstrap"):
+        for name in ("dev_rows", "drafts"):
             check_range(name, getattr(self, name), 1, INF)

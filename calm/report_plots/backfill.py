@@ -103,6 +103,6 @@ def _clock(df: pd.DataFrame, passes: pd.DataFrame) -> Panel:
         label = f"true, {count:g} at once"
         series.append(Series(label, list(points["skipped"]), share, color=color, line="--", marker=marker))
     return Panel(
-        "time of project, and of true at once", "layers above the exit", "of running these layers (%), median", series,
-        [Level("true: the layers run", 100)], y_range=(0, 160), legend="upper left", columns=2,
+        "time of project, and of true at once", "layers above the exit", "share of running these layers (%), median",
+        series, [Level("true: the layers run", 100)], y_range=(0, 160), legend="upper left", columns=2,
     )  # fmt: skip

@@ -58,11 +58,12 @@ def _lines(df: pd.DataFrame, name: str, legend: bool) -> Panel:
             points = Series(way, list(measured["batch"]), list(measured[name]), low, high, kind="points", **look)
             series.append(points)
     title, y = RATIOS[name]
+    rows = df["batch"]
     top = max(max(each.high or each.y) for each in series)
     least = min(min(each.low or each.y) for each in series)
     return Panel(
         title, "rows of a batch (dashed: by the cost table)", y, series,
-        [Level("full depth", 1, color="#000000")], x_log=True,
+        [Level("full depth", 1, color="#000000")], x_log=True, x_range=(0.7 * min(rows), 4.5 * max(rows)),
         y_range=(max(0.0, least - 0.1), top + (0.5 if legend else 0.1) * (top - min(least, 0.8))),
         legend="upper left" if legend else "none", columns=2,
     )  # fmt: skip

@@ -1,8 +1,10 @@
 """The same panels for a page: plotly, with what each point is under the pointer."""
 
 from collections.abc import Sequence
+from math import log10
 from typing import Any
 
+from .labels import anchor, labels
 from .panels import Level, Panel, Series
 
 DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
@@ -29,13 +31,14 @@ def interactive(shown: Sequence[Panel]) -> Any:
     figure = make_subplots(rows=1, cols=len(shown), subplot_titles=[panel.title for panel in shown])
     told: set[tuple[str, str, str]] = set()
     for column, panel in enumerate(shown, start=1):
-        for series in panel.series:
+        words = labels(panel)
+        for series, beside in zip(panel.series, words.texts, strict=True):
             look = (series.name, series.color, series.line)
-            for trace in _traces(series, told=look in told):
+            for trace in _traces(series, beside, told=look in told):
                 figure.add_trace(trace, row=1, col=column)
             told.add(look)
-        for level in panel.levels:
-            _level(figure, level, column)
+        for level, (share, above) in zip(panel.levels, words.names, strict=True):
+            _level(figure, level, column, share, above)
         _axes(figure, panel, column)
     figure.update_layout(
         template="plotly_white", height=PIXELS + 60, barmode=_barmode(shown),
@@ -49,7 +52,7 @@ def _barmode(shown: Sequence[Panel]) -> str:
     return "relative" if any(series.kind == "stack" for panel in shown for series in panel.series) else "group"
 
 
-def _traces(series: Series, told: bool) -> list[Any]:
+def _traces(series: Series, beside: Sequence[str], told: bool) -> list[Any]:
     """The band of a line first, so that the line lies on it."""
     from plotly import graph_objects as go
 
@@ -65,7 +68,9 @@ def _traces(series: Series, told: bool) -> list[Any]:
         "color": "white" if series.hollow else series.color, "symbol": SYMBOLS.get(series.marker, "circle"), "size": 7,
         "line": {"color": series.color, "width": 1.5},
     }  # fmt: skip
-    text = {"text": list(series.text), "textposition": "top right"} if series.text is not None else {}
+    text: dict[str, Any] = {}
+    if series.text is not None:
+        text = {"text": list(series.text), "textposition": list(beside), "textfont": {"color": series.color}}
     mode = "lines+markers" if series.kind == "line" else "markers"
     line = {"color": series.color, "dash": DASHES.get(series.line, "solid")}
     points: dict[str, Any] = {
@@ -76,8 +81,8 @@ def _traces(series: Series, told: bool) -> list[Any]:
         "line": line,
     }
     if series.kind == "points":
-        points["error_y"] = _ends(y, series.low, series.high)
-        points["error_x"] = _ends(x, series.x_low, series.x_high)
+        for name, ends in (("error_y", (y, series.low, series.high)), ("error_x", (x, series.x_low, series.x_high))):
+            points[name] = _ends(*ends, color=series.color)
         return [go.Scatter(**points)]
     if series.low is None or series.high is None:
         return [go.Scatter(**points)]
@@ -89,21 +94,28 @@ def _traces(series: Series, told: bool) -> list[Any]:
     return [band, go.Scatter(**points)]
 
 
-def _ends(middle: Sequence[Any], low: Sequence[Any] | None, high: Sequence[Any] | None) -> dict[str, Any] | None:
+def _ends(
+    middle: Sequence[Any], low: Sequence[Any] | None, high: Sequence[Any] | None, color: str | None = None
+) -> dict[str, Any] | None:
     if low is None or high is None:
         return None
     above = [end - at for at, end in zip(middle, high, strict=True)]
     below = [at - end for at, end in zip(middle, low, strict=True)]
-    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1.2}
+    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1.2, "color": color}
 
 
-def _level(figure: Any, level: Level, column: int) -> None:
+def _level(figure: Any, level: Level, column: int, share: float, above: bool) -> None:
     line = {"color": level.color, "width": 1}
-    said = {"annotation_text": level.name, "annotation_font_size": 11, "annotation_font_color": level.color}
+    said = {"text": level.name, "font": {"size": 11, "color": level.color}, "showarrow": False}
     if level.upright:
-        figure.add_vline(x=level.at, line=line, row=1, col=column, **said)
+        figure.add_vline(x=level.at, line=line, row=1, col=column)
+        where = {"x": level.at, "y": share, "yref": "y domain", "textangle": -90}
+        where |= {"xanchor": "right" if above else "left", "yanchor": anchor(share, "bottom", "middle", "top")}
     else:
-        figure.add_hline(y=level.at, line=line, row=1, col=column, annotation_position="top left", **said)
+        figure.add_hline(y=level.at, line=line, row=1, col=column)
+        where = {"x": share, "xref": "x domain", "y": level.at}
+        where |= {"yanchor": "bottom" if above else "top", "xanchor": anchor(share, "left", "center", "right")}
+    figure.add_annotation(**said, **where, row=1, col=column)
     if level.low is not None and level.high is not None and not level.upright:
         figure.add_hrect(
             y0=level.low, y1=level.high, fillcolor=level.color, opacity=0.1, line_width=0, row=1, col=column
@@ -112,10 +124,10 @@ def _level(figure: Any, level: Level, column: int) -> None:
 
 def _axes(figure: Any, panel: Panel, column: int) -> None:
     x: dict[str, Any] = {"title": panel.x}
+    if panel.x_range != (None, None):
+        x["range"] = [log10(end) if panel.x_log and end else end for end in panel.x_range]
     if panel.x_log:
         x |= {"type": "log", "tickvals": panel.ticks, "ticktext": [f"{each:g}" for each in panel.ticks]}
-    elif panel.x_range != (None, None):
-        x["range"] = list(panel.x_range)
     figure.update_xaxes(**x, row=1, col=column)
     y: dict[str, Any] = {"title": panel.y}
     if panel.y_range != (None, None):

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .labels import anchor, labels
+
 Kind = Literal["line", "points", "bar", "stack"]
 Number = int | float
 Ends = tuple[Number | None, Number | None]
@@ -12,6 +14,7 @@ WIDTH, HEIGHT = 4.2, 4.2  # of a panel, in inches
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
 MARKERS = ("o", "s", "^", "v", "D", "P", "X")
 BASELINE = "#7f7f7f"
+TICKS = 38  # letters that have room beside each other under a panel
 
 
 @dataclass(frozen=True)
@@ -115,11 +118,13 @@ def _draw(ax: Any, panel: Panel) -> None:
     places = {name: float(number) for number, name in enumerate(panel.names)}
     bars = [series for series in panel.series if series.kind == "bar"]
     beneath: dict[tuple[float, bool], float] = {}  # top of each stack, and bottom of what hangs below zero
-    for series in panel.series:
+    words = labels(panel)
+    for series, beside in zip(panel.series, words.texts, strict=True):
         x = [places[each] if isinstance(each, str) else float(each) for each in series.x]
         if series.kind == "bar":
             width = 0.8 / len(bars)
-            _bar(ax, series, [each + (bars.index(series) - (len(bars) - 1) / 2) * width for each in x], width)
+            x = [each + (bars.index(series) - (len(bars) - 1) / 2) * width for each in x]
+            _bar(ax, series, x, width)
         elif series.kind == "stack":
             ends = [(each, y < 0) for each, y in zip(x, series.y, strict=True)]
             bottoms = [beneath.get(end, 0.0) for end in ends]
@@ -127,10 +132,13 @@ def _draw(ax: Any, panel: Panel) -> None:
             beneath |= {end: bottom + y for end, bottom, y in zip(ends, bottoms, series.y, strict=True)}
         else:
             _points(ax, series, x)
-    for level in panel.levels:
-        _level(ax, level)
+        _texts(ax, series, x, beside)
+    for level, (share, above) in zip(panel.levels, words.names, strict=True):
+        _level(ax, level, share, above)
     if places:
-        ax.set_xticks(list(places.values()), list(places), rotation=20 if max(map(len, places)) > 9 else 0)
+        ax.set_xticks(
+            list(places.values()), list(places), rotation=20 if len(places) * max(map(len, places)) > TICKS else 0
+        )
     if panel.x_log:
         ax.set_xscale("log", base=2)
         ax.set_xticks(panel.ticks, [f"{each:g}" for each in panel.ticks])
@@ -152,7 +160,6 @@ def _label(series: Series) -> str | None:
 def _bar(ax: Any, series: Series, x: list[float], width: float) -> None:
     error = _whiskers(series.y, series.low, series.high)
     ax.bar(x, series.y, width, yerr=error, capsize=2, color=series.color, label=_label(series))
-    _texts(ax, series, x)
 
 
 def _points(ax: Any, series: Series, x: list[float]) -> None:
@@ -170,7 +177,6 @@ def _points(ax: Any, series: Series, x: list[float]) -> None:
             else None,
         }
         ax.errorbar(x, series.y, **ends, linestyle="none", capsize=2, **{**style, "markersize": 6}, **fill)
-    _texts(ax, series, x)
 
 
 def _whiskers(middle: Sequence[Any], low: Sequence[Any] | None, high: Sequence[Any] | None) -> list[list[float]] | None:
@@ -180,19 +186,26 @@ def _whiskers(middle: Sequence[Any], low: Sequence[Any] | None, high: Sequence[A
     return [below, [max(0.0, end - y) for y, end in zip(middle, high, strict=True)]]
 
 
-def _texts(ax: Any, series: Series, x: list[float]) -> None:
-    for place, y, text in zip(x, series.y, series.text or (), strict=False):
-        ax.annotate(text, (place, y), xytext=(4, 4), textcoords="offset points", fontsize="small", color=series.color)
+def _texts(ax: Any, series: Series, x: list[float], places: Sequence[str]) -> None:
+    for at, y, text, place in zip(x, series.y, series.text or (), places, strict=False):
+        upright, side = place.split()
+        away = ({"right": 4, "left": -4, "center": 0}[side], {"top": 4, "bottom": -4, "middle": 0}[upright])
+        ax.annotate(
+            text, (at, y), away, textcoords="offset points", fontsize="small", color=series.color,
+            va={"top": "baseline", "bottom": "top", "middle": "center"}[upright],
+            ha={"right": "left", "left": "right", "center": "center"}[side],
+        )  # fmt: skip
 
 
-def _level(ax: Any, level: Level) -> None:
+def _level(ax: Any, level: Level, share: float, above: bool) -> None:
     span, line = (ax.axvspan, ax.axvline) if level.upright else (ax.axhspan, ax.axhline)
     line(level.at, color=level.color, linewidth=1.0, zorder=0)
     if level.low is not None and level.high is not None:
         span(level.low, level.high, color=level.color, alpha=0.1, linewidth=0, zorder=0)
-    where: tuple[Number, Number] = (level.at, 0.98) if level.upright else (0.02, level.at)
-    ax.annotate(
-        level.name, where, xycoords=("data", "axes fraction") if level.upright else ("axes fraction", "data"),
-        fontsize="small", va="top" if level.upright else "bottom", ha="right" if level.upright else "left",
-        rotation=90 if level.upright else 0, color=level.color,
-    )  # fmt: skip
+    where, how = (share, level.at), ("axes fraction", "data")
+    ha, va = anchor(share, "left", "center", "right"), "bottom" if above else "top"
+    if level.upright:
+        where, how = where[::-1], how[::-1]
+        ha, va = "right" if above else "left", anchor(share, "bottom", "center", "top")
+    rotation = 90 if level.upright else 0
+    ax.annotate(level.name, where, xycoords=how, fontsize="small", va=va, ha=ha, rotation=rotation, color=level.color)

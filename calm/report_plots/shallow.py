@@ -22,10 +22,14 @@ def shallow_panels(df: pd.DataFrame, about: Mapping[str, Any]) -> list[Panel]:
             decode_tokens_ratio with their intervals.
         about: tolerance.
     """
-    return [_panel(part, int(batch), float(about["tolerance"])) for batch, part in df.groupby("batch")]
+    tolerance = float(about["tolerance"])
+    return [
+        _panel(part, int(batch), tolerance, legend=number == 0)
+        for number, (batch, part) in enumerate(df.groupby("batch"))
+    ]
 
 
-def _panel(df: pd.DataFrame, batch: int, tolerance: float) -> Panel:
+def _panel(df: pd.DataFrame, batch: int, tolerance: float, legend: bool) -> Panel:
     levels = [Level("full depth", 1.0, upright=True, color="#000000")]
     for full in df[df["role"] == "full"].to_dict("records"):
         levels.append(Level("full depth", full["rouge_l"], full["rouge_l_low"], full["rouge_l_high"], color="#000000"))
@@ -47,7 +51,7 @@ def _panel(df: pd.DataFrame, batch: int, tolerance: float) -> Panel:
             series.append(_points(f"{measure}, risk {tolerance:g}", chosen, color=color, marker=marker))
     return Panel(
         f"batch {batch}", "tokens/s of decoding, over full depth's", "ROUGE-L to the reference, 95 % interval",
-        series, levels, legend="lower left",
+        series, levels, legend="lower left" if legend else "none",
     )  # fmt: skip
 
 

@@ -56,5 +56,6 @@ def _clocks(clocks: pd.DataFrame, looks: Mapping[str, tuple[str, str]], close: f
     return Panel(
         f"sync, no more than {close:g} ROUGE-L below", "measure, rows of a batch",
         "decode steps by time, over full depth's", series, [Level("full depth", 1.0, color="#000000")],
+        x_range=(-1.3, len(series[0].x) - 0.5),
         y_range=(0.0, 1.35 * float(clocks["decode_tokens_ratio_high"].max())), legend="upper left",
     )  # fmt: skip

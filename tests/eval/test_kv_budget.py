@@ -123,6 +123,8 @@ def test_higher_thresholds_are_spread_over_the_grid_above_the_certified_one() ->
     ways = {points: plain_ways(replace(CONFIG, points=points), artifact) for points in (0, 1, 2, 9)}
     assert [way.name for way in ways[2]] == ["full", "project", "true", "threshold 0.9", "threshold 0.6"]
     assert [len(each) for each in ways.values()] == [3, 4, 5, 7] and ways[1][1].value == 0.5
+    artifact.grid[1:3] = [0.999962, 0.999958]  # one number to four digits
+    assert len({way.name for way in plain_ways(replace(CONFIG, points=9), artifact)}) == 7
 
 
 def made_up() -> dict[str, Any]:

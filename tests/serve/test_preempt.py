@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -174,8 +175,14 @@ def test_what_can_never_fit_is_refused_when_it_is_added() -> None:
     assert not engine.has_work
     fitting = engine.generate([list(range(3, 13))], max_tokens=3, ignore_eos=True)[0]
     assert fitting.status is Status.finished and len(fitting.tokens) == 3
-    with pytest.raises(ConfigError, match="cache_blocks is for decoder-only models"):
-        Engine(tiny_served(), cache_blocks=4)
+
+
+@pytest.mark.parametrize("option", [{"block_size": 8}, {"cache_blocks": 4}, {"preempt": "replay"}], ids=str)
+def test_a_model_with_an_encoder_refuses_what_is_said_of_a_paged_cache(option: dict[str, Any]) -> None:
+    (name,) = option
+    with pytest.raises(ConfigError, match=f"{name} is for decoder-only models.*leave {name} out"):
+        Engine(tiny_served(), **option)
+    Engine(tiny_served(), block_size=16, preempt="swap")  # as they are without a word
 
 
 def test_certificates_of_preempted_rows_stay() -> None:
