@@ -73,13 +73,16 @@ class Training:
         """The same with an exit classifier."""
         return self.work / "whole"
 
+    @property
+    def precision(self) -> Precision:
+        """Of the products; weights and optimizer stay in fp32."""
+        return Precision.fp32 if self.rehearsal else Precision.bf16
+
     def config(self, stage: Stage, checkpoint: Path, output: Path) -> TrainConfig:
-        """In bf16 on a GPU."""
         return TrainConfig(
             data=self.corpus.data, stage=stage, checkpoint=str(checkpoint), output=str(output),
             tokenised=str(self.corpus.tokens), device=Device(self.device), processes=1,
-            precision=Precision.fp32 if self.rehearsal else Precision.bf16,
-            tracking=TrackingConfig(TrackingMode.disabled),
+            precision=self.precision, tracking=TrackingConfig(TrackingMode.disabled),
         )  # fmt: skip
 
     def finetuning(self, steps: int) -> FinetuneConfig:
@@ -100,13 +103,14 @@ def train(training: Training, seconds: float) -> Record:
 
     deadline, few = time.monotonic() + seconds, 6 if training.rehearsal else 50
     begun = begin(training)
+    peak = product_flops(training.device, torch.float32 if training.rehearsal else torch.bfloat16)
+    rows = tokens_of_a_row(training, begun)
     tried = _finetuned(training, few, training.work / "tried", deadline)
     aside = tried["wall_s"] - few * tried["step_s"]  # to start, to validate, to save
     rest = min(deadline - time.monotonic() - 1.5 * aside, 4.0 if training.rehearsal else LONGEST_S)
     steps = max(few, int(rest / tried["step_s"]))
     found = _finetuned(training, steps, training.model, deadline)
-    peak = product_flops(training.device, torch.float32 if training.rehearsal else torch.bfloat16)
-    batch, rows = training.finetuning(steps).batch_size, tokens_of_a_row(training, begun)
+    batch = training.finetuning(steps).batch_size
     rates = {side: batch * tokens / found["step_s"] for side, tokens in rows.items()}
     source, target = operations(begun.hf)
     return {
@@ -114,6 +118,7 @@ def train(training: Training, seconds: float) -> Record:
         "parameters": sum(parameter.numel() for parameter in begun.hf.parameters()),
         "vocabulary": begun.hf.config.vocab_size,
         "words_in_use": len(begun.tokenizer),
+        "precision": training.precision.value,
         "batch_size": batch,
         "tokens_of_a_row": rows,
         "tried": {name: tried[name] for name in ("steps", "step_s", "wall_s")},

@@ -32,6 +32,7 @@ def test_without_a_gpu_nothing_is_measured(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # a dozen processes, each of which imports torch
 def test_a_rehearsal_goes_through_every_part_on_a_bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", bare_path(tmp_path))
     carried = carry(tmp_path / "carried", tmp_path / "here")
