@@ -118,7 +118,8 @@ peers: $(STAMP)
 	-$(MAKE) --keep-going .peers/onnxruntime/.installed .peers/openvino/.installed
 	$(BIN)/python -m eval.peers hydra.run.dir=runs/peers_cpu $(PEERS)
 
-# Nothing else is needed there: the check configures itself. rouge_score is published as source alone.
+# Nothing else is needed there: the check configures itself. rouge_score is published as source alone; huggingface-hub stays
+# that machine's own, for a newer one needs an HTTP library that it may lack.
 GPU_PYTHON := 3.12
 gpu-carry: $(STAMP)
 	rm -rf .gpu
