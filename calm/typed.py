@@ -28,26 +28,25 @@ def typed(schema: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
 
 def _value(kind: Any, value: Any, key: str) -> Any:
+    if kind is Any:
+        return value
     if get_origin(kind) in (Union, UnionType):
         kinds = [each for each in get_args(kind) if each is not NoneType]
-        if value is None:
+        if value is None and len(kinds) < len(get_args(kind)):
             return None
-        if len(kinds) == 1:
-            return _value(kinds[0], value, key)
-        return value
+        return _value(kinds[0], value, key) if len(kinds) == 1 else value
+    outer, inner = get_origin(kind) or kind, get_args(kind)
     if is_dataclass(kind) and isinstance(value, Mapping):
         return typed(kind, value, f"{key}.")  # type: ignore[arg-type]
-    if get_origin(kind) is list and isinstance(value, list):
-        return [_value(get_args(kind)[0], each, key) for each in value]
-    if get_origin(kind) is dict and isinstance(value, Mapping):
-        return {name: _value(get_args(kind)[1], each, f"{key}.{name}") for name, each in value.items()}
-    if isinstance(kind, type) and issubclass(kind, Enum):
+    if issubclass(outer, Enum):
         try:
-            return kind(value)
+            return outer(value)
         except ValueError:
-            choices = ", ".join(str(member.value) for member in kind)
+            choices = ", ".join(str(member.value) for member in outer)
             raise ConfigError(f"{key}={value!r} is none; choose from {choices}") from None
-    fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
-    if not fits or (isinstance(value, bool) and kind in (int, float)):
-        raise ConfigError(f"{key}={value!r} is no {getattr(kind, '__name__', kind)}")
-    return value
+    fits = isinstance(value, int | float) if outer is float else isinstance(value, outer)
+    if not fits or (isinstance(value, bool) and outer in (int, float)):
+        raise ConfigError(f"{key}={value!r} is no {outer.__name__}")
+    if outer is list:
+        return [_value(inner[0], each, key) for each in value]
+    return {name: _value(inner[1], each, f"{key}.{name}") for name, each in value.items()} if outer is dict else value

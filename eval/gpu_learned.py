@@ -126,15 +126,14 @@ def learned(asked: Asked) -> Record:
     """Training, exit classifier, certificates, Table 1, Figures 1 and 2. Raises DataError without the corpus."""
     deadline = time.monotonic() + asked.seconds - ASIDE_S
     sizes = REHEARSED if asked.rehearsal else Sizes()
-    folder, work = asked.out / "learned", WORK / "learned"
-    for each in (folder, work):
-        shutil.rmtree(each, ignore_errors=True)
-        each.mkdir(parents=True)
+    folder, work = asked.out / "learned", _empty(WORK / "learned")
     training = Training(asked.device, asked.shapes[0], unpack(asked.carried, work / "cache"), work)
-    stages = Stages(folder, deadline)
+    stages = Stages(_empty(folder), deadline)
     if stages.run("training", 0.4, lambda seconds: train(training, seconds)):
         speaks = stages.run("classifier", 0.3, lambda seconds: classify(training, seconds))
-        after = Folder(asked.device, str(training.whole if speaks else training.model), sizes, folder, speaks)
+        after = Folder(
+            asked.device, str(training.whole if speaks else training.model), sizes, folder, speaks, sizes.tolerances[0]
+        )
         stages.run("calibration", 0.5, lambda _: after.certify())
         stages.run("table1", 0.4, lambda _: after.tabulate())
         stages.run("figures", 1.0, lambda _: after.draw())
@@ -143,13 +142,19 @@ def learned(asked: Asked) -> Record:
     return {**stages.found, "status": "failed", "why": "; ".join(stages.failed)}
 
 
+def _empty(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
 @dataclass
 class Folder:
     """A trained folder on its way through the programs of eval, by the runner of ``device``'s own step.
 
     Attributes:
         classifier: whether it has one.
-        tolerance: the smallest for which something below full depth is certified, else the smallest of all.
+        tolerance: of table and figures; once certified, the smallest for which something below full depth is.
     """
 
     device: str
@@ -157,7 +162,7 @@ class Folder:
     sizes: Sizes
     out: Path
     classifier: bool
-    tolerance: float = 0.0
+    tolerance: float
 
     @property
     def measures(self) -> list[Measure]:
@@ -168,7 +173,6 @@ class Folder:
         from . import calibrate
 
         sizes, where = self.sizes, self._run_dir("calibration")
-        self.tolerance = sizes.tolerances[0]
         calibration = CalibrationConfig(
             measures=self.measures, tolerances=list(sizes.tolerances), n=sizes.rows, grid_size=sizes.grid_size,
             dev_rows=sizes.dev_rows, decoder=DecoderName.engine, runner=RunnerName.graph,

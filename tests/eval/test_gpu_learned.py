@@ -56,7 +56,11 @@ def test_what_is_missing_or_damaged_is_said_and_how_it_is_made(tmp_path: Path) -
 def test_the_part_without_its_corpus_is_one_line_of_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gpu_check, "_in_a_process", lambda name, asked, seconds: gpu_check._measured(name, asked))
+    earlier = Path("out/learned/summary.json")
+    earlier.parent.mkdir(parents=True)
+    earlier.touch()
     assert gpu_check.main(["device=cpu", "parts=learned", "out=out", "carried=none"]) == gpu_check.FAILED
+    assert earlier.is_file()  # what was measured before stays
     found = json.loads(Path("out/summary.json").read_text())["parts"]["learned"]
     assert found["status"] == "failed" and "rows.jsonl.xz is missing; make gpu-carry" in found["why"]
 
