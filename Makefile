@@ -5,7 +5,8 @@
 # make debian-arms  shallower models and uniform exits beside the plain recipe, from the trained model (about an hour)
 # make skipdecode layers by position (SkipDecode) and its rivals on decoder-only models: trained on two corpora, compared
 # make gpu-check everything that only a GPU can tell: results/gpu/summary.json (PYTHON: one with torch and Triton; GPU='parts=core')
-# make gpu-carry for such a machine without a package index: what it may lack goes to .gpu/wheels, which gpu-check installs
+# make gpu-carry for such a machine without a package index: what it may lack goes to .gpu/wheels, which gpu-check installs,
+#                and Debian's package descriptions with their token ids to .gpu/debian, which its part 'learned' trains on
 # PYTHON=python3.12 chooses the interpreter that the environment in .venv is made with.
 PYTHON ?= python3
 VENV := .venv
@@ -117,14 +118,18 @@ peers: $(STAMP)
 	-$(MAKE) --keep-going .peers/onnxruntime/.installed .peers/openvino/.installed
 	$(BIN)/python -m eval.peers hydra.run.dir=runs/peers_cpu $(PEERS)
 
-# Nothing else is needed there: the check configures itself, and reads no corpus.
+# Nothing else is needed there: the check configures itself. rouge_score is published as source alone; huggingface-hub stays
+# that machine's own, for a newer one needs an HTTP library that it may lack.
 GPU_PYTHON := 3.12
 gpu-carry: $(STAMP)
+	rm -rf .gpu
 	mkdir -p .gpu/wheels
 	$(BIN)/python -m pip download --disable-pip-version-check --progress-bar off --no-deps --only-binary=:all: \
 	  --python-version $(GPU_PYTHON) --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 \
 	  --platform manylinux_2_17_x86_64 -c $(CONSTRAINTS) -d .gpu/wheels \
-	  transformers tokenizers huggingface-hub jaxtyping wadler-lindig
+	  transformers tokenizers jaxtyping wadler-lindig nltk defusedxml
+	$(BIN)/python -m pip wheel --disable-pip-version-check --progress-bar off --no-deps -c $(CONSTRAINTS) -w .gpu/wheels rouge_score
+	$(BIN)/python -m eval.gpu_corpus .gpu/debian
 
 gpu-check:
 	@if ls .gpu/wheels/*.whl > /dev/null 2>&1; then \

@@ -32,6 +32,7 @@ _PATHS = (
     "resume",
     "output",
     "targets",
+    "tokenised",
     "from_log",
     "api_key_file",
     "prompts",

@@ -15,6 +15,7 @@ from typing import Any
 from .errors import FP16_REFUSED, ConfigError
 from .finetune_config import Curriculum, ExitCurriculumConfig, LayerDropoutConfig, LoraConfig
 from .layer_schedule import Decay, LayerSchedule, Side
+from .typed import typed
 
 CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
 MISSING: Any = "???"
@@ -355,16 +356,8 @@ class DataConfig:
     def from_values(cls, values: dict[str, Any]) -> "DataConfig":
         """From plain values, as a model folder's early_exit.json keeps them. Raises ConfigError for what is none."""
         try:
-            return cls(
-                **{
-                    **values,
-                    "truncate": Truncate(values.get("truncate", Truncate.head)),
-                    "row_policy": RowPolicy(values.get("row_policy", RowPolicy.error)),
-                    "pretext": Pretext(values.get("pretext", Pretext.none)),
-                    "split": SplitConfig(**values.get("split", {})),
-                }
-            )
-        except (TypeError, ValueError) as error:
+            return typed(cls, values)
+        except ConfigError as error:
             raise ConfigError(f"these are no settings of a corpus: {error}; give data=NAME") from None
 
 
@@ -579,6 +572,7 @@ class TrainConfig:
     stage: Stage = Stage.all
     checkpoint: str | None = None  # a model folder to go on from; excludes +model=
     decoder_layers: int | None = None  # of checkpoint=: its first so many decoder layers alone, a shallower model
+    tokenised: str | None = None  # a file of token ids of the corpus' texts (calm/data/tokenised.py); others are made
     resume: str | None = None  # a run folder, or one of its checkpoints/step-N
     allow_override: list[str] = field(default_factory=list)
     output: str | None = None  # model folder to write; default: <run dir>/model

@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,19 +17,21 @@ from serve.engine import Engine
 from serve.graph.branches import branches
 from serve.graph.ops import TorchOps
 
-Record = dict[str, Any]
+from .gpu_asked import Asked, Record
+
 ROWS, LENGTH = 64, 12  # of what is checked
 SOURCE = 512
 SAME, NEAR = "same", "near-tie"
 
 
 @torch.inference_mode()
-def kernels(device: str, shapes: Sequence[str], out: Path) -> Record:
+def kernels(asked: Asked) -> Record:
     """What the device runs, verb by verb, beside plain torch on the same numbers: tiny and the small shape."""
+    device = asked.device
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     found: Record = {}
     bounds = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-    for shape, dtype, cross in product(dict.fromkeys(("tiny", shapes[0])), bounds, Weights):
+    for shape, dtype, cross in product(dict.fromkeys(("tiny", asked.shapes[0])), bounds, Weights):
         bound, kind = bounds[dtype], " int8 cross" if cross is Weights.int8 else ""
         for verb, error in _beside(shape, dtype, device, cross).items():
             name = f"{shape} {str(dtype).removeprefix('torch.')}{kind} {verb}"
@@ -93,10 +94,11 @@ def _error(found: torch.Tensor, right: torch.Tensor) -> float:
     return float((found[numbers] - right[numbers]).norm() / size) if float(size) > 0 else 0.0
 
 
-def correctness(device: str, shapes: Sequence[str], out: Path) -> Record:
+def correctness(asked: Asked) -> Record:
     """Row-exact rules against decode_one in fp32, by every way of stepping; and how many tokens bf16 changes."""
     from .shapes import random_model
 
+    device = asked.device
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     model, rows = random_model("tiny", 32, LENGTH), _rows(200)
     policies = dict(_policies(model, rows))

@@ -7,82 +7,30 @@
 Each part runs in a process of its own, for after a fault a CUDA context is of no use, and is ended when the time is
 over. The record is written after every part, so that what was measured stays; a part that did not run says why, and one
 that an earlier run of the same code measured is kept. Needs torch, Triton and transformers, and nothing that configures
-programs.
+programs; ``learned`` needs the corpus that ``make gpu-carry`` brings along, and is best run by itself.
 """
 
 import json
 import logging
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from calm.checkpoint import write_json
 from calm.environment import environment
-from calm.errors import CalmError, ConfigError
+from calm.errors import CalmError
 
 from .common import say
+from .gpu_asked import Asked, asked_for
 
 logger = logging.getLogger(__name__)
 
 NOT_MEASURED = "not measured"
 FAILED = 1
-
-
-@dataclass
-class Asked:
-    """What a run is asked for.
-
-    Attributes:
-        parts: in order; empty: all.
-        seconds: of the whole run.
-        shapes: the small and the large one that are timed.
-        out: folder of the record.
-        record: of the process of one part: the file that it leaves.
-    """
-
-    device: str = "cuda"
-    parts: list[str] = field(default_factory=list)
-    seconds: float = 540.0
-    shapes: list[str] = field(default_factory=lambda: ["small", "base"])
-    out: Path = Path("results/gpu")
-    record: Path | None = None
-
-    @property
-    def rehearsal(self) -> bool:
-        """Figures of a CPU, which say nothing of a GPU."""
-        return self.device == "cpu"
-
-
-def asked_for(argv: Sequence[str], known: Sequence[str]) -> Asked:
-    """Raise ConfigError for what is none."""
-    asked = Asked()
-    for each in argv:
-        name, equals, value = each.partition("=")
-        match name:
-            case "device" if value in ("cuda", "cpu"):
-                asked.device = value
-            case "parts" if equals and all(part in known for part in value.split(",")):
-                asked.parts = value.split(",")
-            case "seconds" if value.replace(".", "", 1).isdecimal():
-                asked.seconds = float(value)
-            case "shapes" if len(value.split(",")) == 2:
-                asked.shapes = value.split(",")
-            case "out" if value:
-                asked.out = Path(value)
-            case "record" if value and len(asked.parts) == 1:
-                asked.record = Path(value)
-            case _:
-                raise ConfigError(
-                    f"{each!r:.80} is not understood; give device=cuda|cpu, parts={','.join(known)}, seconds=NUMBER, "
-                    "shapes=SMALL,LARGE or out=FOLDER"
-                )
-    return asked
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -153,21 +101,23 @@ def _kept(asked: Asked, summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _in_a_process(name: str, asked: Asked, seconds: float) -> dict[str, Any]:
     """A part's record, from a process of its own that has so many seconds."""
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        record = Path(folder) / "record.json"
-        command = [
-            sys.executable, "-m", "eval.gpu_check", f"parts={name}", f"device={asked.device}",
-            f"shapes={','.join(asked.shapes)}", f"out={asked.out}", f"record={record}",
-        ]  # fmt: skip
-        try:
-            code = subprocess.run(command, timeout=seconds).returncode
-            found: dict[str, Any] = json.loads(record.read_text("utf-8"))
-            return found
-        except subprocess.TimeoutExpired:
-            why = f"it was ended after {time.perf_counter() - began:.0f} s, when the time was over"
-        except (OSError, ValueError):
-            why = f"its process ended with status {code} and left no record"
+    began, record = time.perf_counter(), asked.out / f".{name}.json"
+    asked.out.mkdir(parents=True, exist_ok=True)
+    command = [
+        sys.executable, "-m", "eval.gpu_check", f"parts={name}", f"device={asked.device}",
+        f"shapes={','.join(asked.shapes)}", f"out={asked.out}", f"carried={asked.carried}",
+        f"seconds={seconds:.3f}", f"record={record}",
+    ]  # fmt: skip
+    try:
+        code = subprocess.run(command, timeout=seconds).returncode
+        found: dict[str, Any] = json.loads(record.read_text("utf-8"))
+        return found
+    except subprocess.TimeoutExpired:
+        why = f"it was ended after {time.perf_counter() - began:.0f} s, when the time was over"
+    except (OSError, ValueError):
+        why = f"its process ended with status {code} and left no record"
+    finally:
+        record.unlink(missing_ok=True)
     return {"status": "failed", "why": why, "seconds": round(time.perf_counter() - began, 3)}
 
 
@@ -179,7 +129,7 @@ def _measured(name: str, asked: Asked) -> dict[str, Any]:
 
     began = time.perf_counter()
     try:
-        found = {"status": "measured", **PARTS[name](asked.device, asked.shapes, asked.out)}
+        found = {"status": "measured", **PARTS[name](asked)}
     except Exception as error:
         traceback.print_exc()
         place = traceback.extract_tb(error.__traceback__)[-1]

@@ -1,14 +1,12 @@
 """The parts of eval.gpu_check in their order, and what is asked of a Hopper card."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
-from .gpu_answers import Record, correctness, kernels
+from .gpu_answers import correctness, kernels
+from .gpu_asked import Part, Record
+from .gpu_learned import learned
 from .gpu_simulated import simulated
 from .gpu_timings import ceilings, core, gaps, matrix, training, transformers
-
-Part = Callable[[str, Sequence[str], Path], Record]
-
 
 PARTS: dict[str, Part] = {
     "kernels": kernels,
@@ -20,6 +18,7 @@ PARTS: dict[str, Part] = {
     "simulated": simulated,
     "training": training,
     "transformers": transformers,
+    "learned": learned,
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +14,8 @@ from calm.engine_config import ServingConfig
 from calm.rules import Rule
 from calm.sim_rows import Trace
 
-from .gpu_answers import SOURCE, Record
+from .gpu_answers import SOURCE
+from .gpu_asked import Asked, Record
 from .serving_cells import decode_step
 from .sessions import between
 
@@ -29,12 +29,12 @@ REPEATS = 3  # of the table
 
 
 @torch.inference_mode()
-def simulated(device: str, shapes: Sequence[str], out: Path) -> Record:
+def simulated(asked: Asked) -> Record:
     """One cost table a shape, and by it a decode step at every power of two up to 256 rows: nothing is timed whole.
 
     Each exit beside full depth, and beside static depth of the same mean.
     """
-    return {shape: _of_shape(device, shape) for shape in dict.fromkeys(shapes)}
+    return {shape: _of_shape(asked.device, shape) for shape in dict.fromkeys(asked.shapes)}
 
 
 def _of_shape(device: str, shape: str) -> Record:

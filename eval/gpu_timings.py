@@ -16,13 +16,15 @@ from serve.engine import Engine
 from serve.graph.frame import GIVEN
 from serve.graph.machine import GraphMachine
 
-from .gpu_answers import SOURCE, Record, steppings
+from .gpu_answers import SOURCE, steppings
+from .gpu_asked import Asked, Record
 
 
-def ceilings(device: str, shapes: Sequence[str], out: Path) -> Record:
+def ceilings(asked: Asked) -> Record:
     """What the card can do at most, and what a launch and a wait cost."""
     from .ceilings import probe
 
+    device = asked.device
     found: Record = probe(device=device).to_json()
     if device == "cuda":
         source = torch.empty(1 << 30, dtype=torch.uint8, device=device)
@@ -57,26 +59,28 @@ def timed(act: Callable[[], object], device: str, times: int) -> float:
     return statistics.median(found[1:])
 
 
-def core(device: str, shapes: Sequence[str], out: Path) -> Record:
+def core(asked: Asked) -> Record:
     """Full depth and early exit at the sizes that goals are about, with floors and predictions."""
-    small, large = shapes
+    device = asked.device
+    small, large = asked.shapes
     batches = [1, 64] if device == "cuda" else [1, 2]
     found: Record = {}
     for shape in (small, large):
-        found[shape if shape not in found else f"{shape} again"] = _serving(device, shape, batches, out, "core")
-    found[f"{large} int8 cross"] = _serving(device, large, batches, out, "core_int8_cross", cross_kv=Weights.int8)
+        found[shape if shape not in found else f"{shape} again"] = _serving(device, shape, batches, asked.out, "core")
+    found[f"{large} int8 cross"] = _serving(device, large, batches, asked.out, "core_int8_cross", cross_kv=Weights.int8)
     return found
 
 
-def matrix(device: str, shapes: Sequence[str], out: Path) -> Record:
+def matrix(asked: Asked) -> Record:
     """Every measure, rule and trace of both shapes: Figures 1 and 2."""
+    device = asked.device
     batches = [1, 8, 32] if device == "cuda" else [1, 2]
     measures = [Measure.softmax, Measure.state, Measure.classifier]
     rules = [BatchRule.own, BatchRule.compact, BatchRule.sync]
     traces = [TraceKind.tight, TraceKind.wide]
     return {
-        shape: _serving(device, shape, batches, out, "matrix", measures, rules, traces)
-        for shape in dict.fromkeys(shapes)
+        shape: _serving(device, shape, batches, asked.out, "matrix", measures, rules, traces)
+        for shape in dict.fromkeys(asked.shapes)
     }
 
 
@@ -117,7 +121,7 @@ def _device(device: str) -> Any:
 
 
 @torch.inference_mode()
-def gaps(device: str, shapes: Sequence[str], out: Path) -> Record:
+def gaps(asked: Asked) -> Record:
     """Of a step at batch 1, by every way of ending it early: how much of it the device works, and how many kernels run.
 
     At full depth, and (``early``) where the row leaves after a quarter of the layers.
@@ -126,9 +130,10 @@ def gaps(device: str, shapes: Sequence[str], out: Path) -> Record:
 
     from .shapes import random_sources, served_shape
 
+    device = asked.device
     found: Record = {}
     acts: dict[str, Callable[[], object]] = {}
-    for shape in dict.fromkeys(shapes):
+    for shape in dict.fromkeys(asked.shapes):
         model = served_shape(shape, torch.bfloat16, SOURCE, 128, 0, device)
         early = Static(max(1, model.spec.num_layers // 4))
         for stepping, (kind, policy) in product(steppings(device), (("", Full()), (" early", early))):
@@ -172,16 +177,17 @@ def kernels_of(act: Callable[[], object], device: str) -> int | None:
     return sum(int(event.count) for event in seen.key_averages() if str(event.device_type).endswith("CUDA"))
 
 
-def transformers(device: str, shapes: Sequence[str], out: Path) -> Record:
+def transformers(asked: Asked) -> Record:
     """Hugging Face's generate at batch 1, eager and compiled with a static cache, on the weights of ``core``."""
     from transformers import CompileConfig
 
     from .shapes import random_model, random_sources
 
+    device = asked.device
     found: Record = {}
     few, many = (8, 72) if device == "cuda" else (2, 6)
     source = SOURCE if device == "cuda" else 16
-    for shape in dict.fromkeys(shapes):
+    for shape in dict.fromkeys(asked.shapes):
         model = random_model(shape, SOURCE, 128).hf.to(device, torch.bfloat16)
         ids = torch.tensor(random_sources(model.config.vocab_size, 1, source), device=device)
         for name, extra in (
@@ -202,29 +208,35 @@ def transformers(device: str, shapes: Sequence[str], out: Path) -> Record:
     return found
 
 
-def training(device: str, shapes: Sequence[str], out: Path) -> Record:
+def training(asked: Asked) -> Record:
     """A finetuning step of the small shape in bf16, exits included: tokens a second, and the share of a product's rate.
 
-    A plain step counts as six operations a weight and token of its side (forward and backward), heads of exits and
-    attention left out.
+    What a token costs is ``operations``'s, without the heads of exits.
     """
     from calm.config import StepShape, TrainStepConfig
 
     from .train_step import CASES, build, measure
 
+    device = asked.device
     kind = StepShape.small if device == "cuda" else StepShape.tiny
     config = TrainStepConfig(shapes=[kind], batch_size=32 if device == "cuda" else 2, repeats=3, warmup=1, memory=False)
     low = torch.bfloat16 if device == "cuda" else None
     records = measure(config, torch.device(device), low)
-    model = build(CASES[kind], torch.device("cpu"), 0).hf
-    sides = {name: sum(p.numel() for p in getattr(model, name).parameters()) for name in ("encoder", "decoder")}
-    sides["encoder"] -= model.shared.weight.numel()  # looked up, not multiplied
-    sides["decoder"] += model.lm_head.weight.numel() - model.shared.weight.numel()
+    source, target = operations(build(CASES[kind], torch.device("cpu"), 0).hf)
     peak = product_flops(device, low or torch.float32)
     for record in records:
-        work = 6.0 * (sides["encoder"] * record["source_tokens"] + sides["decoder"] * record["target_tokens"])
+        work = source * record["source_tokens"] + target * record["target_tokens"]
         record["share_of_peak"] = work / statistics.median(record["seconds"]) / peak
     return {"records": records, "product_flops": peak}
+
+
+def operations(hf: Any) -> tuple[float, float]:
+    """Of a plain training step of a T5, for each source and each target token: six a weight of its side (forward and
+    backward), the head's once. Attention is left out, and what is looked up and not multiplied.
+    """
+    sides = {name: sum(p.numel() for p in getattr(hf, name).parameters()) for name in ("encoder", "decoder")}
+    table = hf.shared.weight.numel()
+    return 6.0 * (sides["encoder"] - table), 6.0 * (sides["decoder"] - table + hf.lm_head.weight.numel())
 
 
 def product_flops(device: str, dtype: torch.dtype) -> float:

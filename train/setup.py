@@ -11,7 +11,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from calm.checkpoint import atomic_folder
 from calm.config import DataConfig, ShapeConfig, TrainConfig
-from calm.data import Corpus, format_audit, load_corpus, token_audit, training_texts
+from calm.data import Corpus, format_audit, load_corpus, token_audit, tokenised, training_texts
+from calm.data.files import user_path
 from calm.data.tokenizer import train_tokenizer
 from calm.errors import CheckpointError, ConfigError
 from calm.models import folder as model_folder
@@ -74,10 +75,19 @@ def start(context: Context, splits: Sequence[str] = SPLITS) -> Start:
         state.settings = settings
         own = not changed.keys() & {"exit_layers", "min_exit_layer"}
         model = _fitted(model, config, own)
+        _use_tokens(context, model)
         return Start(model, _corpus(context, splits, model.tokenizer), state, checkpoint, changed)
     torch.manual_seed(config.seed)
     model, corpus = _new(context, splits)
+    _use_tokens(context, model)
     return Start(model, corpus, TrainerState(settings=settings))
+
+
+def _use_tokens(context: Context, model: SpeakingModel) -> None:
+    """Ids made before, where they are asked for."""
+    if context.config.tokenised is not None:
+        known = tokenised.use(user_path(context.config.tokenised), model.tokenizer)
+        context.say(f"token ids of {len(known)} texts are taken from {context.config.tokenised}")
 
 
 def _begun_with(config: TrainConfig) -> SpeakingModel:

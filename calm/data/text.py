@@ -18,6 +18,7 @@ from ..errors import DataError
 
 REPLACEMENT = "\ufffd"
 IGNORED_LABEL = -100  # the padding of labels in torch's cross-entropy
+KNOWN = "_calm_known"  # attribute of a tokenizer: texts whose ids were made before (calm.data.tokenised)
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
 
 
@@ -68,6 +69,10 @@ def text_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
         DataError: lone surrogate.
     """
     check_unicode(text)
+    known = getattr(tokenizer, KNOWN, None)
+    made_before: list[int] | None = None if known is None else known.get(text)
+    if made_before is not None:
+        return made_before
     backend = tokenizer.backend_tokenizer
     ids: list[int] = backend.encode(text, add_special_tokens=False).ids
     if _control_ids(tokenizer).isdisjoint(ids):

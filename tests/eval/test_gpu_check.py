@@ -9,9 +9,12 @@ import torch
 
 from calm.errors import ConfigError
 from eval import gpu_check, gpu_parts
-from eval.gpu_check import NOT_MEASURED, asked_for, main
+from eval.gpu_asked import Asked, asked_for
+from eval.gpu_check import NOT_MEASURED, main
 from eval.gpu_parts import GOALS, PARTS
 from eval.gpu_simulated import simulated
+from tests.bare import bare_path
+from tests.eval.carried import carry
 
 
 def record(folder: Path) -> dict[str, Any]:
@@ -30,9 +33,14 @@ def test_without_a_gpu_nothing_is_measured(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.slow
-def test_a_rehearsal_goes_through_every_part(tmp_path: Path) -> None:
-    assert main(["device=cpu", "shapes=tiny,tiny", f"out={tmp_path}"]) == 0
-    found = record(tmp_path)
+@pytest.mark.timeout(1200)  # a dozen processes, each of which imports torch
+def test_a_rehearsal_goes_through_every_part_on_a_bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", bare_path(tmp_path))
+    carried = carry(tmp_path / "carried", tmp_path / "here")
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "out"
+    assert main(["device=cpu", "shapes=tiny,tiny", f"out={out}", f"carried={carried}"]) == 0
+    found = record(out)
     assert found["rehearsal"] and {part["status"] for part in found["parts"].values()} == {"measured"}
     assert [goal["measured"] for goal in found["goals"]] == [None] * len(GOALS)  # of a GPU it says nothing
     ways = found["parts"]["correctness"]["ways"]
@@ -45,6 +53,24 @@ def test_a_rehearsal_goes_through_every_part(tmp_path: Path) -> None:
     told = [row["ratio"] for row in ratios if row["ratio"] is not None]  # a busy machine may leave none
     assert told and min(told) > 0
     assert all(row["predicted"] for row in found["parts"]["core"]["tiny"]["ratios"])
+    it_has_learned(found["parts"]["learned"], out / "learned")
+
+
+def it_has_learned(part: dict[str, Any], folder: Path) -> None:
+    """A model was trained, certified and shown; its files are there."""
+    training = part["training"]
+    assert training["loss"][-1]["loss"] < training["loss"][0]["loss"]
+    assert training["source_tokens_per_s"] > training["target_tokens_per_s"] > 0 < training["share_of_peak"] < 1
+    assert {layer["layer"] for layer in part["classifier"]["layers"]} == set(range(1, 8))
+    assert {each["measure"] for each in part["calibration"]["certificates"]} == {"softmax", "state", "classifier"}
+    assert {"full", "static-half", "softmax", "state", "classifier", "oracle"} <= {
+        row["row"] for row in part["table1"]["table1"]
+    }
+    assert {cell["batch"] for cell in part["figures"]["cells"]} == {1, 2} and not part["figures"]["missing"]
+    drawn = {path.name for path in folder.rglob("*.png")}
+    assert set(part["figures"]["figures"]) <= drawn and any("figure2" in name for name in drawn)
+    for name in ("table1/table1.md", "table1/table1.csv", "table1/records.parquet", "summary.json"):
+        assert (folder / name).is_file()
 
 
 def test_a_part_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,8 +120,8 @@ def test_what_is_not_understood_is_said(wrong: str) -> None:
     assert main([wrong]) == 2
 
 
-def test_every_batch_size_is_simulated_from_one_table(tmp_path: Path) -> None:
-    found = simulated("cpu", ["tiny", "tiny"], tmp_path)
+def test_every_batch_size_is_simulated_from_one_table() -> None:
+    found = simulated(Asked(device="cpu", shapes=["tiny", "tiny"]))
     rows = found["tiny"]["rows"]
     cells = {(row["measure"], row["rule"], row["trace"], row["batch"]): row for row in rows}
     assert set(found) == {"tiny"} and len(cells) == len(rows) == 3 * 3 * 2 * len({1, 2, 4})
@@ -114,7 +140,7 @@ def test_goals_read_the_parts_as_they_are_written() -> None:
     ]
     shape = {"cells": [{"batch": b, "entries": entries} for b in (1, 64)], "ratios": rows}
     part = {"status": "measured", "small": shape, "base": shape, "small whole": {"gap_share": 0.1}}
-    found = gpu_check.goals_of(dict.fromkeys(PARTS, part), gpu_check.Asked())
+    found = gpu_check.goals_of(dict.fromkeys(PARTS, part), Asked())
     measured = {goal["goal"]: goal["measured"] for goal in found}
     assert measured["base, batch 64: share of the floor"] == 0.4
     assert measured["base, batch 1: early exit over full"] == pytest.approx(1.3)
