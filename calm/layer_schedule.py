@@ -8,9 +8,11 @@ Each token runs a subset of the layers of every token before it, so attention ne
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
+from itertools import chain
 from typing import Any
 
 from .errors import ConfigError
@@ -112,7 +114,8 @@ class LayerSchedule:
         """For each layer 1..L, how many of so many steps run it: always the first ones."""
         active = [self.layers(step, num_layers) for step in range(steps)]
         check_monotone(active)
-        return tuple(sum(layer in chosen for chosen in active) for layer in range(1, num_layers + 1))
+        runs = Counter(chain.from_iterable(active))
+        return tuple(runs[layer] for layer in range(1, num_layers + 1))
 
     def mean_layers(self, positions: int | None = None) -> float:
         """Mean over the first positions, by default all ``length`` of them: the paper's target average."""

@@ -82,8 +82,8 @@ class ServeConfig:
     head_k: int = 32
     runner: RunnerName = RunnerName.auto
     cross_kv: Weights = Weights.model
-    block_size: int = 16  # positions of a block of a decoder-only model's cache
-    cache_blocks: int | None = None  # None: enough for max_batch rows at full length
+    block_size: int = 16  # positions of one layer in a block of a decoder-only model's cache
+    cache_blocks: int | None = None  # of all layers together; None: enough for max_batch rows at full length and depth
     preempt: Preempt = Preempt.swap  # how a row comes back whose blocks older ones needed
     device: Device = Device.auto
     restarts: int = 3  # of an engine that died; then the server leaves

@@ -23,6 +23,7 @@ from calm.thresholds import ThresholdSchedule
 
 from .accounting import Clock
 from .exits import MEASURES, Exits
+from .extent import Extent
 from .heads import HeadState
 from .options import RequestOptions
 from .requests import Reason, Row, Status
@@ -113,6 +114,7 @@ class MadeUp:
             seats, room = _seats(slots)
             length = min(max_source, room)
             shape = (spec.num_layers, spec.num_kv_heads, length, spec.d_kv)
+            self._extent = Extent(length, slots.max_target, (slots.max_target - 1,) * spec.num_layers)
             self._source = (torch.randn(shape, generator=self._noise).to(like),) * 2
             if slots.prompted:
                 self._source += (torch.randn(spec.d_model, generator=self._noise).to(like),)
@@ -120,7 +122,7 @@ class MadeUp:
 
     def _seated(self) -> int:
         """A slot with the source in it, and room for any position."""
-        slot: int = self.slots.take()
+        slot: int = self.slots.take(self._extent)
         self.slots.put_source(slot, *self._source)
         self.slots.grow(slot, self.slots.max_target - 1)
         return slot

@@ -33,12 +33,12 @@ class Group:
 
     Attributes:
         places: of the rows in the bucket; None: all of them.
-        index: heads of blocks, in a cache of (blocks * KV heads) rows.
+        index: by layer, heads of blocks in a cache of (blocks * KV heads) rows.
         bias: (rows, 1, 1, positions): 0 up to the row's position, -inf beyond it.
     """
 
     places: Int[Tensor, " rows"] | None
-    index: Int[Tensor, " heads"]
+    index: tuple[Int[Tensor, " heads"], ...]
     bias: Float[Tensor, "rows 1 1 positions"]
 
 
@@ -48,13 +48,13 @@ class Plan:
 
     Attributes:
         key: what it was made for.
-        blocks, offsets: where K and V are written.
+        blocks, offsets: where K and V are written, blocks by layer: NOWHERE in those that keep nothing of the step.
         turn: cosines and sines of the positions; None where positions are not rotary.
     """
 
     key: tuple[Tensor, Tensor, int]
     positions: Int[Tensor, " batch"]
-    blocks: Int[Tensor, " batch"]
+    blocks: tuple[Int[Tensor, " batch"], ...]
     offsets: Int[Tensor, " batch"]
     turn: tuple[Tensor, Tensor] | None
     groups: tuple[Group, ...]
@@ -82,7 +82,7 @@ class CausalRunner:
     ) -> Float[Tensor, "batch d_model"]:
         plan, spec = self._plan(slots, steps), self.spec
         normed = before_attention(spec, layer, hidden)
-        self._put(layer, normed, plan, plan.blocks)
+        self._put(layer, normed, plan, plan.blocks[layer - 1])
         query = queries(spec, f"{layer}.self", normed, plan.turn)
         parts = [self._mixed(layer, query, group) for group in plan.groups]
         if len(parts) == 1:
@@ -104,7 +104,7 @@ class CausalRunner:
         plan = self._plan(slots, steps)
         for layer in range(above + 1, self.spec.num_layers + 1):
             # a row that has this layer's K/V writes nowhere
-            blocks = torch.where(written < layer, plan.blocks, NOWHERE)
+            blocks = torch.where(written < layer, plan.blocks[layer - 1], NOWHERE)
             self._put(layer, before_attention(self.spec, layer, hidden), plan, blocks)
 
     def logits(self, hidden: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch vocab"]:
@@ -115,14 +115,14 @@ class CausalRunner:
 
     def _put(self, layer: int, normed: Tensor, plan: Plan, blocks: Int[Tensor, " batch"]) -> None:
         key, value = key_value(self.spec, layer, normed, plan.turn)
-        self.slots.keys[layer - 1][blocks, :, plan.offsets] = key
-        self.slots.values[layer - 1][blocks, :, plan.offsets] = value
+        self.slots.keys[blocks, :, plan.offsets] = key
+        self.slots.values[blocks, :, plan.offsets] = value
 
     def _mixed(self, layer: int, query: Tensor, group: Group) -> Float[Tensor, "rows inner"]:
         own = query if group.places is None else query[group.places]
         shape = (own.shape[0], self.spec.num_kv_heads, -1, self.spec.d_kv)
         keys, values = (
-            pool[layer - 1].flatten(0, 1).index_select(0, group.index).view(shape)
+            pool.flatten(0, 1).index_select(0, group.index[layer - 1]).view(shape)
             for pool in (self.slots.keys, self.slots.values)
         )
         return mixed(self.spec, own, keys, values, group.bias)
@@ -138,7 +138,8 @@ class CausalRunner:
         pages = self.slots
         positions = pages.lengths[slots] - 1 + steps
         padding = slots == pages.padding
-        blocks = torch.where(padding, NOWHERE, pages.table[slots, positions // pages.size])
+        kept = steps[:, None] <= pages.stops[slots]  # (B, L)
+        blocks = torch.where(kept, pages.table[slots, :, positions // pages.size], NOWHERE).T.contiguous()  # (L, B)
         by_need: dict[int, list[int]] = {}
         spare = []
         for place, (position, nobody) in enumerate(zip(positions.tolist(), padding.tolist(), strict=True)):
@@ -146,22 +147,23 @@ class CausalRunner:
                 spare.append(place)
             else:
                 need = 1 << (position // pages.size).bit_length()
-                by_need.setdefault(min(need, pages.table.shape[1]), []).append(place)
+                by_need.setdefault(min(need, pages.table.shape[2]), []).append(place)
         by_need.setdefault(min(by_need, default=1), []).extend(spare)
-        if EMPTY in blocks.tolist():
+        if bool((blocks == EMPTY).any()):
             raise SlotError("a row writes where it has no block")
         groups = tuple(self._group(slots, positions, sorted(by_need[need]), need) for need in sorted(by_need))
         turn = turns(self.spec, positions) if self.spec.bias_kind is BiasKind.rotary else None
-        return Plan((slots, steps, pages.turn), positions, blocks, positions % pages.size, turn, groups)
+        key = (slots, steps, pages.turn)
+        return Plan(key, positions, blocks.unbind(), positions % pages.size, turn, groups)
 
     def _group(self, slots: Tensor, positions: Tensor, places: list[int], need: int) -> Group:
         device, heads, pages = slots.device, self.spec.num_kv_heads, self.slots
         every = len(places) == slots.shape[0]
         chosen = torch.tensor(places, device=device)
         own, at = (slots, positions) if every else (slots[chosen], positions[chosen])
-        tables = pages.table[own, :need]  # (rows, blocks)
-        index = tables[:, None, :] * heads + torch.arange(heads, device=device)[None, :, None]
+        tables = pages.table[own, :, :need].transpose(0, 1)  # (L, rows, blocks)
+        index = tables[:, :, None] * heads + torch.arange(heads, device=device)[:, None]  # (L, rows, heads, blocks)
         key_positions = torch.arange(need * pages.size, device=device)
         bias = torch.zeros((len(places), key_positions.shape[0]), dtype=pages.keys.dtype, device=device)
         bias = bias.masked_fill(key_positions > at[:, None], float("-inf"))
-        return Group(None if every else chosen, index.flatten(), bias[:, None, None])
+        return Group(None if every else chosen, index.flatten(1).unbind(), bias[:, None, None])

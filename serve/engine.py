@@ -32,6 +32,7 @@ from .certified import Certificates
 from .choice import RuleChoice
 from .drift import Drift, Reference
 from .endings import end_of, visible_text
+from .extent import Extent, last_steps
 from .heads import NOTHING
 from .intake import Intake, Source
 from .measure import measure, measure_check, setting_of
@@ -146,7 +147,9 @@ class Engine:
                 f"policy skip_schedule needs runner=native or eager, and this engine's is {self.runner_name.value}"
             )
         ids = self._intake.ids(source, asked.truncate)
-        self.slots.check(len(ids), limit)
+        fills = self._fills(resolved.policy)
+        stops = last_steps(resolved.policy, fills, limit, self.model.spec.num_layers)
+        self.slots.check(Extent(len(ids), limit, stops))
         row = Row(
             id=name,
             number=self._arrivals,
@@ -157,7 +160,8 @@ class Engine:
             watch=resolved.watch,
             limit=limit,
             next_input=self.model.spec.start_token_id,
-            fills=self._fills(resolved.policy),
+            fills=fills,
+            stops=stops,
             key=source_key(ids),
         )
         self._waiting.add(row)
@@ -319,7 +323,7 @@ class Engine:
 
     def _seat(self, row: Row, kv: CrossKV) -> bool:
         """Give a row its slot; one for which that raises fails alone. Whether it is running now."""
-        slot = self.slots.take()
+        slot = self.slots.take(row.extent)
         try:
             if not row.tokens:
                 self._heed_drift(row)

@@ -199,7 +199,7 @@ class Load:
         layers_executed: over all tokens; ``layers_skipped``: above their emission layers.
         backfilled_tokens: that were emitted below the last layer.
         rebatches: times that a row waited for company.
-        blocks, blocks_used: of a decoder-only model's cache; 0 where rows have slots of their own.
+        blocks, blocks_used: of a decoder-only model's cache, each of one layer; 0 where rows have slots of their own.
         preemptions: times that a row gave its blocks up for an older one.
         preempted_bytes: of K and V of such rows that wait on the host.
     """

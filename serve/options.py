@@ -80,9 +80,9 @@ class EngineOptions:
         cross_cache_rows: sources whose cross K/V (of a decoder-only model the prompt's own) is kept for when they come
             again; 0 keeps none.
         cross_cache_bytes: of all of them; None: as many as they are, of prompts as many as the cache's blocks have.
-        block_size: positions of a block of a decoder-only model's cache.
-        cache_blocks: blocks of that cache; None: enough for ``max_batch`` rows at full length. Where they run out, the
-            newest row gives its own up and comes back later, its answer unchanged.
+        block_size: positions of one layer in a block of a decoder-only model's cache.
+        cache_blocks: blocks of that cache, for all layers together; None: enough for ``max_batch`` rows at full length
+            and depth. Where they run out, the newest row gives its own up and comes back later, its answer unchanged.
         preempt: how it comes back: its K/V copied to the host and back (swap), or made anew as it was (replay).
         head: full, candidates (the first check's top ``head_k``) or screened (int8, ``head_k`` rescored exactly).
         runner: native (compiled for this CPU), eager (plain torch), graph (the whole step on a GPU), or auto: graph on

@@ -37,7 +37,7 @@ class Preemption:
     @property
     def held_bytes(self) -> int:
         """Of K and V that wait on the host."""
-        return sum(part.nbytes for kept in self._kept.values() for part in kept if isinstance(part, torch.Tensor))
+        return sum(part.nbytes for keys, values, said, _ in self._kept.values() for part in (*keys, *values, said))
 
     def victims(self, running: Iterable[Row]) -> Iterable[Row]:
         """Rows that have to go, one after another, until each of the others has room for what it writes next."""
@@ -50,7 +50,7 @@ class Preemption:
         """Before its blocks go."""
         self.count += 1
         if self._how is Preempt.swap and row.tokens:
-            self._kept[row.id] = self._slots.source_of(row.slot, row.length + row.step - 1)
+            self._kept[row.id] = self._slots.source_of(row.slot, row.step - 1)
 
     def has(self, row: Row) -> bool:
         """Whether there is a copy of what the row had."""
@@ -76,7 +76,7 @@ class Preemption:
 
         Positions of a row go through a layer together: they write its K and V before any of them reads, and none sees
         one that comes later. A position that has reached the layer it spoke from keeps that hidden, so that the layers
-        above write the backfill.
+        above write the backfill; layers that the row's policy never fills in keep nothing of it.
         """
         runner, device = self._machine.runner, self._machine.device
         most, num_layers = self._machine.buckets[-1], self._machine.num_layers
@@ -86,15 +86,16 @@ class Preemption:
             slots = torch.full_like(at, slot)
             hidden = runner.embed(torch.tensor([row.tokens[step - 1] for step in steps], device=device), slots, at)
             ran = torch.tensor([_layers_of(row, step, num_layers) for step in steps], device=device)  # (steps, L)
-            deepest = int(ran.any(dim=0).nonzero().max()) + 1
-            for layer in range(1, deepest + 1):
+            chosen = [layer + 1 for layer, any_ran in enumerate(ran.any(dim=0).tolist()) if any_ran]
+            for layer in chosen:
                 out = runner.layer(layer, hidden, slots, at, False)
                 hidden = torch.where(ran[:, layer - 1, None], out, hidden)
-            runner.backfill(hidden, slots, at, torch.full_like(at, deepest), deepest)
+            if row.fills:
+                runner.backfill(hidden, slots, at, torch.full_like(at, chosen[-1]), chosen[-1])
 
 
 def _layers_of(row: Row, step: int, num_layers: int) -> list[bool]:
-    """Which layers 1..L a step ran. What a schedule left out is written all the same: no later step reads it."""
+    """Which layers 1..L a step ran."""
     if isinstance(row.policy, SkipSchedule):
         chosen = scheduled_layers(row.policy, step, num_layers)
         return [layer in chosen for layer in range(1, num_layers + 1)]

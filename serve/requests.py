@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from calm.policies import Policy
 
+from .extent import Extent
 from .options import RequestOptions
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class Row:
         limit: tokens at most.
         next_input: the token that the next step embeds.
         fills: layers above its tokens' are filled in.
+        stops: by layer, the last step that writes its K/V, see Extent.
         watch: what its depth says of drift, see certified.Resolved.
         slot: of its K/V, -1 while waiting.
         exempt: characters at the beginning within which a stop string does not count: they are of ``min_tokens``.
@@ -114,6 +116,7 @@ class Row:
     limit: int
     next_input: int
     fills: bool = True
+    stops: tuple[int, ...] = ()
     watch: "Watch | None" = None
     key: bytes = b""
     slot: int = -1
@@ -159,9 +162,14 @@ class Row:
         return self.step + (self.ahead if self.tokens else 0)
 
     @property
-    def reaches(self) -> int:
-        """Positions of its source and of its answer up to there."""
-        return self.length + self.reach
+    def extent(self) -> Extent:
+        """How much of it a slot has to hold."""
+        return Extent(self.length, self.limit, self.stops)
+
+    @property
+    def reaches(self) -> tuple[Extent, int]:
+        """What a slot needs room for at its next step."""
+        return self.extent, self.reach
 
     @property
     def over(self) -> bool:

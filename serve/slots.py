@@ -14,6 +14,8 @@ from torch import Tensor
 from calm.errors import CalmError
 from calm.models.base import DecoderSpec
 
+from .extent import Extent
+
 
 class SlotError(CalmError, RuntimeError):
     """A slot was taken or given back twice: a fault of the engine."""
@@ -64,19 +66,19 @@ class SlotPool:
         """Of K and V where slots share them; None where each has its own."""
         return None
 
-    def fit(self, lengths: Sequence[int]) -> int:
-        """How many rows with so many positions each, the first ones of these, may be seated now."""
-        return min(len(lengths), self.free)
+    def fit(self, rows: Sequence[tuple[Extent, int]]) -> int:
+        """How many rows, the first ones of these, may be seated now, each for its steps up to the one beside it."""
+        return min(len(rows), self.free)
 
-    def check(self, source: int, limit: int) -> None:
-        """Raise ConfigError for a source and an answer of so many tokens that cannot have room at any time."""
+    def check(self, extent: Extent) -> None:
+        """Raise ConfigError for a row that cannot have room at any time."""
 
     def grow(self, slot: int, step: int) -> bool:
         """Memory for what the row writes at this step; False where there is none."""
         return True
 
-    def source_of(self, slot: int, positions: int) -> Any:
-        """A copy on the host of what a row has in its first positions, where a slot grows: as it is put there."""
+    def source_of(self, slot: int, step: int) -> Any:
+        """A copy on the host of what a row has written up to a step, where a slot grows: as it is put there."""
         raise NotImplementedError
 
     def longest_source(self, limit: int, rows: int = 1) -> int:
@@ -87,8 +89,11 @@ class SlotPool:
         """
         return self.max_source
 
-    def take(self) -> int:
+    def take(self, extent: Extent | None = None) -> int:
         """The lowest free slot, empty.
+
+        Args:
+            extent: of the row; where a slot grows it says how far.
 
         Raises:
             SlotError: none is free.

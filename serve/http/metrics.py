@@ -206,7 +206,8 @@ class Metrics:
         used = load.blocks_used / load.blocks if load.blocks else load.running / rows if rows else 0.0
         yield GaugeMetricFamily("calm_kv_cache_usage_perc", "Share of the K/V memory in use, 0 to 1.", value=used)
         free = load.blocks - load.blocks_used
-        yield GaugeMetricFamily("calm_kv_blocks_used", "Blocks of the cache that rows have.", value=load.blocks_used)
+        of_rows = "Blocks of the cache, each of one layer, that rows have."
+        yield GaugeMetricFamily("calm_kv_blocks_used", of_rows, value=load.blocks_used)
         yield GaugeMetricFamily("calm_kv_blocks_free", "Blocks of the cache that nobody has.", value=free)
         yield CounterMetricFamily("calm_preemptions", "Rows that gave their blocks up.", value=load.preemptions)
         waiting = "Bytes of keys and values of such rows that wait on the host."

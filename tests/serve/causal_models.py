@@ -5,9 +5,10 @@ from typing import Any
 
 from calm.config import BatchRule, Measure, Schedule
 from calm.cost import CostTable
+from calm.layer_schedule import LayerSchedule, Side
 from calm.models.causal import CausalModel
 from calm.near_ties import Reference, Told
-from calm.policies import Full, Policy, Replay, Static
+from calm.policies import Full, Policy, Replay, SkipSchedule, Static
 from calm.records import Example
 from serve.engine import Engine
 from serve.model import ServedModel, served
@@ -64,7 +65,9 @@ def mixed(shape: str = "llama") -> dict[str, Policy]:
     found: dict[str, Policy] = {measure.value: confident(measure, usual(model, measure)) for measure in Measure}
     decaying = confident(Measure.softmax, usual(model, Measure.softmax), Schedule.decaying)
     off = confident(Measure.softmax, 1.0)
-    return {**found, "decaying": decaying, "off": off, "full": Full(), "static": Static(2), "replay": Replay({})}
+    found |= {"decaying": decaying, "off": off, "full": Full(), "static": Static(2), "replay": Replay({})}
+    skipping = {"schedule": LayerSchedule(4, 1, 6), "schedule-bottom": LayerSchedule(4, 1, 5, side=Side.bottom)}
+    return found | {name: SkipSchedule(schedule) for name, schedule in skipping.items()}
 
 
 def policy_for(kind: str, name: str, number: int, shape: str = "llama") -> Policy:

@@ -82,7 +82,8 @@ def test_schedules_of_decoder_only_models_equal_decode_one(name: str, shape: str
 
 @HOW
 def test_a_schedule_survives_preemption(preempt: Preempt) -> None:
-    engine, tally = causal_engine(BatchRule.own, preempt=preempt, **SMALL), Tally()
+    few = {**SMALL, "cache_blocks": 8 * causal_models.LAYERS}
+    engine, tally = causal_engine(BatchRule.own, preempt=preempt, **few), Tally()
     for number in range(12):
         name = list(SCHEDULES)[number % 4]
         engine.add_request(causal_models.rows()[number].source, policy=schedule_policy(name), name=f"r{number}")

@@ -16,7 +16,19 @@ from serve.requests import Status
 from tests.calm.comparing import confident, usual
 from tests.causal import early_opt, random_opt
 
-from .causal_models import LENGTH, SHAPES, causal, causal_engine, causal_served, mixed, policy_for, rows, texts, told
+from .causal_models import (
+    LAYERS,
+    LENGTH,
+    SHAPES,
+    causal,
+    causal_engine,
+    causal_served,
+    mixed,
+    policy_for,
+    rows,
+    texts,
+    told,
+)
 from .models import EXACT
 from .near_ties import Tally
 from .plain_rules import PLAIN, SHARE, same_as_plain
@@ -107,10 +119,16 @@ def test_rule_auto_measures_the_paged_runner() -> None:
     assert [a.tokens for a in engine.generate(texts(3), policy=policy)] == [
         a.tokens for a in causal_engine(BatchRule.own).generate(texts(3), policy=policy)
     ]
-    small = Engine(replace(causal_served(), costs={}), rule=BatchRule.auto, max_batch=2, block_size=4, cache_blocks=4)
-    assert small.slots.blocks.free == 4  # the two share what one has room for
-    with pytest.raises(ConfigError, match="have no room for 1 at once with answers of 12 tokens; raise cache_blocks"):
-        Engine(replace(causal_served(), costs={}), rule=BatchRule.auto, max_batch=2, block_size=4, cache_blocks=2)
+    small = Engine(
+        replace(causal_served(), costs={}), rule=BatchRule.auto, max_batch=2, block_size=4, cache_blocks=4 * LAYERS
+    )
+    assert small.slots.blocks.free == 4 * LAYERS  # the two share what one has room for
+    with pytest.raises(
+        ConfigError, match="have no room for 1 at once with answers of 12 tokens from 4 layers; raise cache_"
+    ):
+        Engine(
+            replace(causal_served(), costs={}), rule=BatchRule.auto, max_batch=2, block_size=4, cache_blocks=2 * LAYERS
+        )
 
 
 def test_other_runners_and_longer_lengths_are_refused() -> None:

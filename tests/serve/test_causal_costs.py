@@ -8,8 +8,9 @@ from calm.cost import backfilling, checking
 from calm.sim_rows import Trace
 from calm.simulate import SimEngine
 from serve.measure import measure, setting_of
+from serve.paged import OWNED
 
-from .causal_models import causal_engine, causal_served, mixed, texts
+from .causal_models import LAYERS, causal_engine, causal_served, mixed, texts
 from .test_cost_engine import RULES, Both, Free, bursts, engine_for
 
 SAMPLE = settings(max_examples=8, deadline=None, derandomize=True, database=None)
@@ -48,13 +49,13 @@ def test_recorded_crossings_foretell_the_work_of_confident_rows() -> None:
 
 
 def test_a_table_is_measured_on_the_paged_cache_and_leaves_it_empty() -> None:
-    engine = engine_for(RULES["own"], 3, causal_served(), block_size=4, cache_blocks=18, poison=True)
+    engine = engine_for(RULES["own"], 3, causal_served(), block_size=4, cache_blocks=18 * LAYERS, poison=True)
     table = measure(engine, repeats=1, measures=[{Measure.softmax}], lengths=[3, 16])
     for name in ("layer", "head", "read", checking([Measure.softmax]), backfilling(2), backfilling(3)):
         assert list(table.seconds[name]) == [1, 2, 3], name
     assert all(table.at(name) >= 0.0 for name in ("admit", "end", "move", "row", "step"))
     assert engine.slots.num_blocks_used == 0 and not engine.slots.taken
-    assert not engine.slots.keys[:, :2].isnan().any()
+    assert not engine.slots.keys[:OWNED].isnan().any()
     answers = engine.generate(texts(4))
     assert [answer.tokens for answer in answers] == [
         answer.tokens for answer in causal_engine(RULES["own"].name).generate(texts(4))

@@ -15,7 +15,7 @@ from serve.requests import Answer
 from tests.calm.comparing import confident, usual
 from tests.causal import early_llama, random_llama
 
-from .causal_models import causal
+from .causal_models import LAYERS, causal
 
 BUCKET = 8
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -71,7 +71,7 @@ def test_a_row_is_what_it_is_alone_to_the_bit(rule: BatchRule, measure: Measure,
 def test_a_row_that_was_copied_out_and_back_is_the_same_to_the_bit(dtype: torch.dtype) -> None:
     policy, numbers = POLICIES[Measure.softmax], list(range(BUCKET))
     calm = answers(one_bucket(dtype, BatchRule.compact), numbers, policy)
-    pressed = one_bucket(dtype, BatchRule.compact, preempt=Preempt.swap, cache_blocks=10)
+    pressed = one_bucket(dtype, BatchRule.compact, preempt=Preempt.swap, cache_blocks=10 * LAYERS)
     found = answers(pressed, numbers, policy)
     assert pressed.preemption.count >= 2
     assert {n: bits(answer) for n, answer in found.items()} == {n: bits(answer) for n, answer in calm.items()}

@@ -18,13 +18,13 @@ from serve.model import ServedModel
 from serve.requests import Answer, Reason, Status
 from serve.wave import Spoken
 
-from .causal_models import causal_engine, causal_served, policy_for, rows, texts, told
+from .causal_models import LAYERS, causal_engine, causal_served, policy_for, rows, texts, told
 from .models import COUPLED, EXACT
 from .near_ties import Tally
 
 KINDS = ("softmax", "agreement", "static", "state", "full")
 BAD = next(word for word in range(96, 3, -1) if not any(f"w{word}" in row.source.split() for row in rows()[:5]))
-SMALL: dict[str, Any] = dict(max_batch=6, block_size=2, cache_blocks=14)
+SMALL: dict[str, Any] = dict(max_batch=6, block_size=2, cache_blocks=14 * LAYERS)
 
 
 def ended(engine: Engine) -> dict[str, Answer]:

@@ -10,7 +10,7 @@ from serve.requests import Answer, Status
 
 from .causal_models import SHAPES, causal_engine, causal_served, policy_for, rows, texts, told
 from .near_ties import Tally
-from .test_preempt import HOW, SMALL
+from .test_preempt import BLOCKS, HOW, SMALL
 
 DRAFTS = (
     Draft(1, 4),
@@ -62,7 +62,7 @@ def test_drafts_survive_preemption_beside_mates(rule: BatchRule, preempt: Preemp
         tally.compare(answer, told(number, "full" if number % 2 else KINDS[number // 2 % len(KINDS)]))
     tally.check()
     assert engine.preemption.count and not engine.preemption.held_bytes
-    assert engine.slots.blocks.free == 12
+    assert engine.slots.blocks.free == BLOCKS
 
 
 def test_limits_hold_where_the_prompt_says_the_first_word() -> None:

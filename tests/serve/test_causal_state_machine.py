@@ -3,16 +3,17 @@
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
 from calm.config import BatchRule, Preempt
 from serve.engine import Engine
 from serve.paged import EMPTY, NOWHERE, OWNED
 
-from .causal_models import LENGTH, causal_engine, mixed, policy_for, rows, told
+from .causal_models import LAYERS, LENGTH, causal_engine, mixed, policy_for, rows, told
 from .test_state_machine import MAX_BATCH, SETTINGS, Requests
 
-BLOCKS = 11  # of two positions: one row at full length
+BLOCKS = 11 * LAYERS  # of two positions of a layer: one row at full length and depth
 
 
 class CausalRequests(Requests):
@@ -35,15 +36,17 @@ class CausalRequests(Requests):
     @invariant()
     def every_block_has_one_owner_or_none(self) -> None:
         slots, running = self.engine.slots, self.engine._running
-        owned = [block for own in slots._own.values() for block in own]
+        owned = [block for held in slots._held.values() for block in held.all_blocks]
         assert len(owned) == len(set(owned)) == slots.num_blocks_used
         assert set(owned).isdisjoint({EMPTY, NOWHERE}) and sorted([*owned, *slots.blocks._free]) == list(
             range(OWNED, OWNED + BLOCKS)
         )
         for row in running:
-            table, own = slots.table[row.slot].tolist(), slots._own[row.slot]
-            assert table[: len(own)] == own and set(table[len(own) :]) <= {EMPTY}
-            assert len(own) * slots.size >= row.length + max(0, row.step - 1)
+            written, next_written = (row.extent.positions(step) for step in (max(0, row.step - 1), row.reach))
+            for layer, own in enumerate(slots._held[row.slot].blocks):
+                table = slots.table[row.slot, layer].tolist()
+                assert table[: len(own)] == own and set(table[len(own) :]) <= {EMPTY}
+                assert -(-written[layer] // slots.size) <= len(own) <= -(-next_written[layer] // slots.size)
 
     @invariant()
     def copies_are_of_rows_that_wait(self) -> None:
@@ -62,5 +65,5 @@ class CausalRequests(Requests):
 def test_requests_come_and_go_in_any_order(batch_rule: BatchRule, preempt: Preempt) -> None:
     name = f"CausalRequestsOf{batch_rule.value.title()}{preempt.value.title()}"
     machine = type(name, (CausalRequests,), {"batch_rule": batch_rule, "preempt": preempt})
-    run_state_machine_as_test(machine, settings=SETTINGS)
+    run_state_machine_as_test(machine, settings=settings(SETTINGS, max_examples=20, stateful_step_count=50))
     assert machine.preemptions >= 3

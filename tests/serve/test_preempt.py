@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from calm.config import BatchRule, Preempt
 from calm.errors import ConfigError
@@ -15,11 +16,12 @@ from serve.preempt import Preemption
 from serve.requests import Answer, Row, Status
 from tests.causal import early_llama, random_llama
 
-from .causal_models import LENGTH, causal_engine, causal_served, mixed, policy_for, rows, texts, told
+from .causal_models import LAYERS, LENGTH, causal_engine, causal_served, mixed, policy_for, rows, texts, told
 from .models import EXACT, tiny_served
 from .near_ties import Tally
 
-SMALL = dict(max_batch=6, block_size=2, cache_blocks=12)  # one row at full length needs up to ten and a half
+BLOCKS = 12 * LAYERS  # one row at full length and depth needs up to ten and a half of each layer
+SMALL: dict[str, Any] = dict(max_batch=6, block_size=2, cache_blocks=BLOCKS)
 HOW = pytest.mark.parametrize("preempt", list(Preempt), ids=lambda how: how.value)
 
 
@@ -32,7 +34,7 @@ def answers_of(engine: Engine, kinds: Sequence[str], shape: str = "llama") -> di
     while engine.has_work:
         found |= {answer.id: answer for answer in engine.step().answers}
         slots = engine.slots
-        assert slots.blocks.used == sum(len(own) for own in slots._own.values())
+        assert slots.blocks.used == sum(len(held.all_blocks) for held in slots._held.values())
     return found
 
 
@@ -47,7 +49,7 @@ def test_preempted_rows_equal_decode_one(rule: BatchRule, preempt: Preempt) -> N
         tally.compare(answer, told(number % 12, kinds[number]))
     tally.check(depths=4)
     assert engine.preemption.count >= 3 and not engine.preemption.held_bytes
-    assert engine.slots.blocks.free == 12 and not engine.slots.taken
+    assert engine.slots.blocks.free == BLOCKS and not engine.slots.taken
 
 
 @HOW
@@ -82,6 +84,11 @@ def test_a_replay_at_full_depth_changes_tokens(monkeypatch: pytest.MonkeyPatch) 
     assert any(answers[f"r{number}"].tokens != told(number, "replay").trace.tokens for number in range(12))
 
 
+def flat(copy: tuple[list[Tensor], list[Tensor], Tensor, int]) -> list[Tensor]:
+    keys, values, said, _ = copy
+    return [*keys, *values, said]
+
+
 @HOW
 def test_keys_and_values_are_what_they_were(preempt: Preempt) -> None:
     """Bit for bit where they were copied; to the last bits where they were made anew."""
@@ -91,8 +98,7 @@ def test_keys_and_values_are_what_they_were(preempt: Preempt) -> None:
         engine.step()
     row = engine.row("a")
     assert row is not None and len(set(row.emission)) >= 3
-    positions = row.length + row.step - 1
-    before = engine.slots.source_of(row.slot, positions)
+    before = engine.slots.source_of(row.slot, row.step - 1)
     engine.preemption.keep(row)
     engine._vacate(row)
     row.slot, row.status = -1, Status.waiting
@@ -100,8 +106,9 @@ def test_keys_and_values_are_what_they_were(preempt: Preempt) -> None:
     assert engine.num_waiting == 1 and engine.slots.blocks.used == 0
     assert (engine.preemption.held_bytes > 0) is (preempt is Preempt.swap)
     engine._admit()
-    after = engine.slots.source_of(row.slot, positions)
-    for left, right in zip(before[:3], after[:3], strict=True):
+    after = engine.slots.source_of(row.slot, row.step - 1)
+    for left, right in zip(flat(before), flat(after), strict=True):
+        assert left.numel()
         if preempt is Preempt.swap:
             assert torch.equal(left, right)
         else:
@@ -134,13 +141,13 @@ def test_rows_come_go_and_are_aborted_under_pressure(rule: BatchRule, preempt: P
         assert answer.status is (Status.cancelled if name in aborted else Status.finished)
         tally.compare(answer, told(*asked[name]))
     tally.check()
-    assert engine.preemption.count >= 10 and engine.slots.blocks.free == 12 and not engine.preemption.held_bytes
+    assert engine.preemption.count >= 10 and engine.slots.blocks.free == BLOCKS and not engine.preemption.held_bytes
 
 
 @HOW
 def test_nobody_starves_in_a_stream_of_requests(preempt: Preempt) -> None:
     """Each new request finds the pool full of older ones; every one ends within what those before it may take."""
-    engine = causal_engine(BatchRule.own, preempt=preempt, max_batch=4, block_size=2, cache_blocks=11)
+    engine = causal_engine(BatchRule.own, preempt=preempt, max_batch=4, block_size=2, cache_blocks=11 * LAYERS)
     begun: dict[str, int] = {}
     steps = done = 0
     while done < 40:
@@ -157,7 +164,7 @@ def test_nobody_starves_in_a_stream_of_requests(preempt: Preempt) -> None:
 
 
 def test_the_oldest_row_never_goes() -> None:
-    engine = causal_engine(BatchRule.own, max_batch=4, block_size=2, cache_blocks=11)
+    engine = causal_engine(BatchRule.own, max_batch=4, block_size=2, cache_blocks=11 * LAYERS)
     for place in range(4):
         engine.add_request(texts()[place], name=f"r{place}", ignore_eos=True)
     while engine.has_work:
@@ -168,8 +175,8 @@ def test_the_oldest_row_never_goes() -> None:
 
 
 def test_what_can_never_fit_is_refused_when_it_is_added() -> None:
-    engine = causal_engine(BatchRule.own, block_size=4, cache_blocks=3)
-    said = "a prompt of 10 tokens and an answer of up to 12 need 6 blocks of 4 positions, and the cache has 3; lower"
+    engine = causal_engine(BatchRule.own, block_size=4, cache_blocks=3 * LAYERS)
+    said = "a prompt of 10 tokens and an answer of up to 12 need 24 blocks of 4 positions of a layer"
     with pytest.raises(ConfigError, match=said):
         engine.add_request(list(range(3, 13)))
     assert not engine.has_work
@@ -200,7 +207,7 @@ def test_answers_that_are_longer_than_a_batch_come_back(preempt: Preempt) -> Non
     """A replay takes more positions than the largest bucket has rows."""
     model = served(early_llama(random_llama(seed=1), length=40))
     policy = mixed()["softmax"]
-    small = causal_engine(BatchRule.own, model, preempt=preempt, max_batch=2, block_size=4, cache_blocks=14)
+    small = causal_engine(BatchRule.own, model, preempt=preempt, max_batch=2, block_size=4, cache_blocks=14 * LAYERS)
     large = causal_engine(BatchRule.own, model, max_batch=2)
     calm = [answer.tokens for answer in large.generate(texts(4), policy=policy, ignore_eos=True)]
     assert [answer.tokens for answer in small.generate(texts(4), policy=policy, ignore_eos=True)] == calm
@@ -208,9 +215,9 @@ def test_answers_that_are_longer_than_a_batch_come_back(preempt: Preempt) -> Non
 
 
 def test_costs_are_measured_where_the_pool_has_no_room_for_all() -> None:
-    engine = Engine(causal_served(), rule=BatchRule.rebatch, max_batch=6, block_size=2, cache_blocks=24)
+    engine = Engine(causal_served(), rule=BatchRule.rebatch, max_batch=6, block_size=2, cache_blocks=24 * LAYERS)
     assert engine.turns.choice.table is not None and not engine.slots.taken
-    assert engine.slots.blocks.free == 24
+    assert engine.slots.blocks.free == 24 * LAYERS
     answers = engine.generate(texts(4))
     assert [answer.status for answer in answers] == [Status.finished] * 4
 

@@ -32,7 +32,7 @@ def test_every_exact_way_is_hugging_faces_greedy_answer() -> None:
     assert [each.trace.tokens for each in told] == [greedy(model.hf, model, row, 24) for row in rows]
     sources, tally, preempted = list(TEXTS) * len(WAYS), Tally(), 0
     options = [way for way in WAYS for _ in TEXTS]
-    for batch, blocks, preempt in ((1, None, Preempt.swap), (8, None, Preempt.swap), (8, 20, Preempt.replay)):
+    for batch, blocks, preempt in ((1, None, Preempt.swap), (8, None, Preempt.swap), (8, 20 * 30, Preempt.replay)):
         engine = Engine(
             served(model), rule=BatchRule.own, costs=CostTable({}), max_batch=batch, block_size=8, cache_blocks=blocks,
             preempt=preempt,

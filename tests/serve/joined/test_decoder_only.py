@@ -16,7 +16,10 @@ from ..test_certified import artifact
 from .conftest import MEASURES
 from .serving import VOCABULARY, Joined, held, questions, same, until
 
-OPTIONS = EngineOptions(max_batch=6, max_waiting=200, block_size=4, cache_blocks=9, preempt=Preempt.replay, poison=True)
+BLOCKS = 9 * 4  # of the four layers
+OPTIONS = EngineOptions(
+    max_batch=6, max_waiting=200, block_size=4, cache_blocks=BLOCKS, preempt=Preempt.replay, poison=True
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,7 @@ def test_clients_get_what_they_get_alone(llama: Joined, here: Engine) -> None:
             same(future.result(), each.answer)
     found = llama.site.metrics()
     assert found["calm_preemptions_total"] >= 1
-    assert (found["calm_kv_blocks_used"], found["calm_kv_blocks_free"]) == (0, OPTIONS.cache_blocks)
+    assert (found["calm_kv_blocks_used"], found["calm_kv_blocks_free"]) == (0, BLOCKS)
 
 
 def test_what_the_cache_can_never_hold_is_refused(llama: Joined) -> None:
@@ -59,4 +62,6 @@ def test_what_the_cache_can_never_hold_is_refused(llama: Joined) -> None:
     assert llama.site.ask(prompt, max_tokens=21, ignore_eos=True).status == 200
     refused = llama.site.ask(prompt)
     assert refused.status == 400
-    assert "need 10 blocks of 4 positions, and the cache has 9; lower max_tokens" in refused.error["message"]
+    assert (
+        "need 40 blocks of 4 positions of a layer, and the cache has 36; lower max_tokens" in refused.error["message"]
+    )
