@@ -5,8 +5,8 @@
 # make debian-arms  shallower models and uniform exits beside the plain recipe, from the trained model (about an hour)
 # make skipdecode layers by position (SkipDecode) and its rivals on decoder-only models: trained on two corpora, compared
 # make gpu-check everything that only a GPU can tell: results/gpu/summary.json (PYTHON: one with torch and Triton; GPU='parts=core')
-# make gpu-carry for such a machine without a package index: what it may lack goes to .gpu/wheels, which gpu-check installs,
-#                and Debian's package descriptions with their token ids to .gpu/debian, which its part 'learned' trains on
+# make gpu-carry what gpu-check takes along to such a machine: wheels that it may lack (.gpu/wheels, which are installed),
+#                and Debian's package descriptions with their token ids (.gpu/debian, which the part 'learned' trains on)
 # PYTHON=python3.12 chooses the interpreter that the environment in .venv is made with.
 PYTHON ?= python3
 VENV := .venv
@@ -122,14 +122,15 @@ peers: $(STAMP)
 # that machine's own, for a newer one needs an HTTP library that it may lack.
 GPU_PYTHON := 3.12
 gpu-carry: $(STAMP)
-	rm -rf .gpu
-	mkdir -p .gpu/wheels
+	rm -rf .gpu.new
+	mkdir -p .gpu.new/wheels
 	$(BIN)/python -m pip download --disable-pip-version-check --progress-bar off --no-deps --only-binary=:all: \
 	  --python-version $(GPU_PYTHON) --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 \
-	  --platform manylinux_2_17_x86_64 -c $(CONSTRAINTS) -d .gpu/wheels \
+	  --platform manylinux_2_17_x86_64 -c $(CONSTRAINTS) -d .gpu.new/wheels \
 	  transformers tokenizers jaxtyping wadler-lindig nltk defusedxml
-	$(BIN)/python -m pip wheel --disable-pip-version-check --progress-bar off --no-deps -c $(CONSTRAINTS) -w .gpu/wheels rouge_score
-	$(BIN)/python -m eval.gpu_corpus .gpu/debian
+	$(BIN)/python -m pip wheel --disable-pip-version-check --progress-bar off --no-deps -c $(CONSTRAINTS) -w .gpu.new/wheels rouge_score
+	$(BIN)/python -m eval.gpu_corpus .gpu.new/debian
+	rm -rf .gpu && mv .gpu.new .gpu
 
 gpu-check:
 	@if ls .gpu/wheels/*.whl > /dev/null 2>&1; then \
@@ -137,5 +138,5 @@ gpu-check:
 	PYTHONPATH=.gpu/site:. $(PYTHON) -m eval.gpu_check $(GPU)
 
 clean:
-	rm -rf $(VENV) .peers .gpu build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .peers .gpu .gpu.new build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

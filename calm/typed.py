@@ -18,13 +18,18 @@ def typed(schema: type[T], values: Mapping[str, Any], where: str = "") -> T:
         where: the key of ``values`` in what they are a part of, with a full stop behind it.
 
     Raises:
-        ConfigError: a key that is none, a value of another type, or one that the schema refuses.
+        ConfigError: a key that is none, a value of another type, or one that the schema refuses; no value where there
+            is no default. What may be of several types is taken as it is.
     """
     hints, names = get_type_hints(schema), {each.name for each in fields(schema)}  # type: ignore[arg-type]
     unknown = sorted(set(values) - names)
     if unknown:
-        raise ConfigError(f"unknown setting {where}{unknown[0]}")
-    return schema(**{name: _value(hints[name], value, where + name) for name, value in values.items()})
+        raise ConfigError(f"unknown setting {where}{unknown[0]}; there are {', '.join(sorted(names))}")
+    found = {name: _value(hints[name], value, where + name) for name, value in values.items()}
+    try:
+        return schema(**found)
+    except TypeError as error:  # a field without default
+        raise ConfigError(f"{where.rstrip('.') or schema.__name__}: {error}") from None
 
 
 def _value(kind: Any, value: Any, key: str) -> Any:

@@ -14,8 +14,9 @@ from calm.policies import Confident, Full, Policy, Static
 from calm.records import Example
 from calm.thresholds import ThresholdSchedule
 from serve.engine import Engine
-from serve.graph.branches import branches
+from serve.graph.branches import can_branch
 from serve.graph.ops import TorchOps
+from serve.requests import Status
 
 from .gpu_asked import Asked, Record
 
@@ -95,7 +96,10 @@ def _error(found: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def correctness(asked: Asked) -> Record:
-    """Row-exact rules against decode_one in fp32, by every way of stepping; and how many tokens bf16 changes."""
+    """Row-exact rules against decode_one in fp32, by every way of stepping; and how many tokens bf16 changes.
+
+    Branches that cannot be made here are told under ``impossible``.
+    """
     from .shapes import random_model
 
     device = asked.device
@@ -105,10 +109,15 @@ def correctness(asked: Asked) -> Record:
     decoder = Reference(model, record_confidences=True)
     told = {name: [decoder.tell(row, policy) for row in rows] for name, policy in policies.items()}
     counts: dict[str, dict[str, int]] = {}
-    for stepping in steppings(device):
-        for rule in (BatchRule.own, BatchRule.compact):
-            engine = _engine(device, torch.float32, rule, stepping)
-            counts[f"{stepping.value} {rule.value}"] = _compared(engine, rows, policies, told)
+    impossible: dict[str, str] = {}
+    for stepping, rule in product(steppings(device), (BatchRule.own, BatchRule.compact)):
+        name = f"{stepping.value} {rule.value}"
+        try:
+            counts[name] = _compared(_engine(device, torch.float32, rule, stepping), rows, policies, told)
+        except CalmError as error:
+            if stepping is not Stepping.branches:
+                raise
+            impossible[name] = str(error)
     twins = _engine(device, torch.float32, BatchRule.own, Stepping.whole)
     twins.machine.ops = TorchOps(twins.machine.parts)  # tells a fault of the kernels from one of the capture
     counts["twins whole own"] = _compared(twins, rows, policies, told)
@@ -116,7 +125,7 @@ def correctness(asked: Asked) -> Record:
     wrong = sum(each["different"] for each in counts.values())
     if wrong:
         raise CalmError(f"{wrong} answers differ from decode_one's and no near-tie excuses them: {counts}")
-    return {"rows": len(rows) * len(policies), "ways": counts, "bf16_changed": changed}
+    return {"rows": len(rows) * len(policies), "ways": counts, "impossible": impossible, "bf16_changed": changed}
 
 
 def _rows(vocabulary: int) -> list[Example]:
@@ -148,7 +157,7 @@ def _policies(model: Any, rows: Sequence[Example]) -> Iterator[tuple[str, Policy
 def steppings(device: str) -> list[Stepping]:
     """Those that this torch and device have."""
     found = [Stepping.whole, Stepping.segments]
-    return [*found, Stepping.branches] if device == "cuda" and branches() else found
+    return [*found, Stepping.branches] if device == "cuda" and can_branch() else found
 
 
 def _engine(device: str, dtype: torch.dtype, rule: BatchRule, stepping: Stepping) -> Engine:
@@ -167,11 +176,16 @@ def _engine(device: str, dtype: torch.dtype, rule: BatchRule, stepping: Stepping
 def _compared(
     engine: Engine, rows: Sequence[Example], policies: Mapping[str, Policy], told: Mapping[str, Sequence[Told]]
 ) -> dict[str, int]:
-    """How many answers are the reference's, how many a near-tie excuses, and how many are neither."""
+    """How many answers are the reference's, how many a near-tie excuses, and how many are neither.
+
+    Raises CalmError where one fails.
+    """
     counts = {SAME: 0, NEAR: 0, "different": 0}
     for name, policy in policies.items():
         answers = engine.generate([row.source for row in rows], policy=policy)
         for answer, right in zip(answers, told[name], strict=True):
+            if answer.status is Status.failed:
+                raise CalmError(answer.error)
             theirs = right.trace.tokens, right.trace.crossing_layers
             first = parts_at((answer.tokens, answer.crossing_layers), theirs)
             counts[SAME if first is None else NEAR if right.nearly(first) else "different"] += 1

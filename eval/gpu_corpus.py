@@ -12,7 +12,7 @@ import json
 import lzma
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -64,7 +64,8 @@ def pack(rows: Sequence[Example], info: dict[str, str], folder: Path, cache: Pat
     tokenizer = AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
     corpus = load_corpus(settings(cache))
     plain = folder / Path(TOKENS).stem
-    texts = tokenised.write(plain, tokenizer, chain.from_iterable(map(_texts, corpus.splits.values())))
+    texts = chain.from_iterable(tokenised.texts_of(each, settings().source_prefix) for each in corpus.splits.values())
+    count = tokenised.write(plain, tokenizer, texts)
     write_atomic(folder / TOKENS, lzma.compress(plain.read_bytes()))
     plain.unlink()
     about = {
@@ -72,17 +73,11 @@ def pack(rows: Sequence[Example], info: dict[str, str], folder: Path, cache: Pat
         "content_hash": corpus.content_hash,
         "info": info,
         "rows": corpus.audit["rows"],
-        "texts": texts,
+        "texts": count,
         "vocabulary": len(tokenizer),
     }
     write_json(folder / ABOUT, about)
     return about
-
-
-def _texts(rows: Iterable[Example]) -> Iterator[str]:
-    for row in rows:
-        yield row.source
-        yield row.target
 
 
 def unpack(folder: Path, where: Path) -> Unpacked:
@@ -106,6 +101,8 @@ def unpack(folder: Path, where: Path) -> Unpacked:
         tokens = where / Path(TOKENS).stem
         with lzma.open(folder / TOKENS) as packed, open(tokens, "wb") as file:
             shutil.copyfileobj(packed, file)
+    except CalmError:
+        raise
     except (lzma.LZMAError, EOFError, ValueError, TypeError) as error:
         raise DataError(f"{folder} is damaged ({error}); make gpu-carry writes it anew") from None
     return Unpacked(settings(where), tokens)
@@ -122,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     size = sum((folder / name).stat().st_size for name in (ROWS, TOKENS, ABOUT))
-    say(f"{folder}: {about['rows']} rows, ids of {about['texts']} texts, {size / 2**20:.1f} MiB")
+    say(f"{folder}: {sum(about['rows'].values())} rows, ids of {about['texts']} texts, {size / 2**20:.1f} MiB")
     return 0
 
 

@@ -97,7 +97,7 @@ class Stages:
             say(f"{name}: has {seconds:.0f} s")
             with at_most(seconds):
                 told = act(seconds)
-        except Exception as error:
+        except (Exception, Over) as error:
             traceback.print_exc()
             told = {"why": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
             self.failed.append(f"{name}: {told['why']}")
@@ -106,12 +106,16 @@ class Stages:
         return "why" not in told
 
 
+class Over(BaseException):
+    """A stage's time is over. No Exception: an engine would take that for a row's own and go on."""
+
+
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise CalmError in the main thread after so many seconds."""
+    """Raise Over in the main thread after so many seconds."""
 
     def over(*_: object) -> None:
-        raise CalmError(f"it was ended after {seconds:.0f} s, its share of the time")
+        raise Over(f"it was ended after {seconds:.0f} s, its share of the time")
 
     before = signal.signal(signal.SIGALRM, over)
     signal.setitimer(signal.ITIMER_REAL, seconds)

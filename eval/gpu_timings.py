@@ -9,15 +9,19 @@ from typing import Any
 
 import torch
 
-from calm.config import BatchRule, Measure, RunnerName, TraceKind, Weights
+from calm.config import BatchRule, Device, Measure, RunnerName, Stepping, TraceKind, Weights
 from calm.engine_config import ServingConfig
-from calm.policies import Full, Static
+from calm.errors import CalmError
+from calm.policies import Full, Policy, Static
 from serve.engine import Engine
 from serve.graph.frame import GIVEN
 from serve.graph.machine import GraphMachine
+from serve.model import ServedModel
 
 from .gpu_answers import SOURCE, steppings
 from .gpu_asked import Asked, Record
+
+LONGEST = 128  # tokens of the answers that gaps are read in
 
 
 def ceilings(asked: Asked) -> Record:
@@ -103,7 +107,7 @@ def _serving(
 
     config = ServingConfig(
         shape=shape, source_tokens=[SOURCE if device == "cuda" else 16], batches=batches, measures=list(measures),
-        rules=list(rules), traces=list(traces), dtype="bf16", runner=RunnerName.graph, device=_device(device),
+        rules=list(rules), traces=list(traces), dtype="bf16", runner=RunnerName.graph, device=Device(device),
         cross_kv=cross_kv,
         repeats=5 if device == "cuda" else 2, few=8, many=72 if device == "cuda" else 12, attempts=1, allow_noisy=True,
     )  # fmt: skip
@@ -114,55 +118,72 @@ def _serving(
     return {**found, "figures": figures}
 
 
-def _device(device: str) -> Any:
-    from calm.config import Device
-
-    return Device(device)
-
-
 @torch.inference_mode()
 def gaps(asked: Asked) -> Record:
     """Of a step at batch 1, by every way of ending it early: how much of it the device works, and how many kernels run.
 
-    At full depth, and (``early``) where the row leaves after a quarter of the layers.
+    At full depth, and (``early``) where the row leaves after a quarter of the layers. Branches that cannot be made here
+    leave the reason.
     """
-    from calm.rules import Rule
+    from .shapes import served_shape
 
-    from .shapes import random_sources, served_shape
-
-    device = asked.device
     found: Record = {}
     acts: dict[str, Callable[[], object]] = {}
     for shape in dict.fromkeys(asked.shapes):
-        model = served_shape(shape, torch.bfloat16, SOURCE, 128, 0, device)
-        early = Static(max(1, model.spec.num_layers // 4))
-        for stepping, (kind, policy) in product(steppings(device), (("", Full()), (" early", early))):
+        model = served_shape(shape, torch.bfloat16, SOURCE, LONGEST, 0, asked.device)
+        ways: list[tuple[str, Policy]] = [("", Full()), (" early", Static(max(1, model.spec.num_layers // 4)))]
+        for stepping, (kind, policy) in product(steppings(asked.device), ways):
             name = f"{shape} {stepping.value}{kind}"
-            engine = Engine(model, runner=RunnerName.graph, stepping=stepping, max_batch=1, buckets=(1,))
-            engine.add_request(
-                random_sources(model.spec.vocab_size, 1, 64)[0], policy=policy, max_tokens=128, ignore_eos=True
-            )
-            for _ in range(8):
-                engine.step()
-            machine: GraphMachine = engine.machine
-            act = machine.stepped(Rule(BatchRule.own), 1)
-            began, steps = time.perf_counter(), 0
-            while engine.has_work:
-                engine.step()
-                steps += 1
-            whole = (time.perf_counter() - began) / steps
-            machine.frame(1).given[GIVEN.index("chained")] = 0  # the same position again and again
-            busy = timed(act, device, 50)
-            found[name] = {
-                "step_s": whole,
-                "device_s": busy,
-                "gap_share": max(0.0, 1.0 - busy / whole),
-                "num_layers": model.spec.num_layers,
-            }
-            acts[name] = act
-    for name, counted in acts.items():  # once a profiler has begun, everything is slower
-        found[name]["kernels"] = kernels_of(counted, device)
+            try:
+                engine = running(model, stepping, policy)
+                found[name] = gap_of(engine, asked.device)
+                acts[name] = step_again(engine)
+            except CalmError as error:
+                if stepping is not Stepping.branches:
+                    raise
+                found[name] = {"why": str(error)}
+    for name, act in acts.items():  # once a profiler has begun, everything is slower
+        found[name]["kernels"] = kernels_of(act, asked.device)
     return found
+
+
+def running(model: ServedModel, stepping: Stepping, policy: Policy) -> Engine:
+    """An engine with one row, some steps into its answer. Raises CalmError where the row fails."""
+    from .shapes import random_sources
+
+    engine = Engine(model, runner=RunnerName.graph, stepping=stepping, max_batch=1, buckets=(1,))
+    source = random_sources(model.spec.vocab_size, 1, 64)[0]
+    engine.add_request(source, policy=policy, max_tokens=LONGEST, ignore_eos=True)
+    for _ in range(8):
+        for answer in engine.step().answers:
+            raise CalmError(answer.error)
+    return engine
+
+
+def gap_of(engine: Engine, device: str) -> Record:
+    """Of the row's next steps; it goes on running, so that its exits stay."""
+    began, steps = time.perf_counter(), LONGEST // 2
+    for _ in range(steps):
+        engine.step()
+    whole = (time.perf_counter() - began) / steps
+    busy = timed(step_again(engine), device, 50)
+    return {
+        "step_s": whole,
+        "device_s": busy,
+        "gap_share": max(0.0, 1.0 - busy / whole),
+        "layers": int(engine.machine.frame(1).layers),
+        "num_layers": engine.model.spec.num_layers,
+    }
+
+
+def step_again(engine: Engine) -> Callable[[], object]:
+    """The row's last step on the device, the same position again and again."""
+    from calm.rules import Rule
+
+    machine: GraphMachine = engine.machine
+    machine.forget()
+    machine.frame(1).given[GIVEN.index("chained")] = 0
+    return machine.stepped(Rule(BatchRule.own), 1)
 
 
 def kernels_of(act: Callable[[], object], device: str) -> int | None:

@@ -24,7 +24,7 @@ from .accounting import Clock
 from .bands import Bands, EagerBands
 from .causal_runner import CausalRunner
 from .exits import Exits
-from .graph.branches import branches
+from .graph.branches import can_branch, prepare
 from .graph.machine import GraphMachine
 from .graph.ops import Parts, TorchOps
 from .graph.slots import GraphSlots
@@ -141,7 +141,7 @@ def chosen(model: ServedModel, options: EngineOptions) -> RunnerName:
             raise ConfigError("rule=rebatch parks rows between layers, which runner=graph cannot; choose rule=compact")
         if options.head is not Head.full:
             raise ConfigError(f"head={options.head.value} needs runner=native or eager; runner=graph asks every word")
-        if options.stepping is Stepping.branches and not (model.device.type == "cuda" and branches()):
+        if options.stepping is Stepping.branches and not (model.device.type == "cuda" and can_branch()):
             raise ConfigError(
                 "stepping=branches needs a GPU, and torch 2.12 or cuda-bindings 13; choose whole or segments"
             )
@@ -253,6 +253,8 @@ def _graph(model: ServedModel, options: EngineOptions, exits: Exits, clock: Cloc
         options.cross_kv is Weights.int8,
     )
     on_gpu = model.device.type == "cuda"
+    if options.stepping is Stepping.branches:
+        prepare(model.device)
     parts = Parts(
         spec=model.spec,
         slots=slots,

@@ -76,7 +76,7 @@ class PagedSlots(SlotPool):
     Attributes:
         keys, values: (blocks, KV heads, size, d_kv).
         table: (count + 1, L, blocks of a row at full length); EMPTY where the layer has none.
-        stops: (count + 1, L); the last step that writes the layer, none for the rows that are none.
+        stops: (count + 1, L); the last step that writes the layer; -1 of the slot that is nobody's.
         lengths: (count + 1,); tokens of the row's prompt.
         said: (count + 1, d_model); last hidden of the prompt, which says the row's first token.
         blocks: which of them are free.

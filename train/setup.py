@@ -75,19 +75,37 @@ def start(context: Context, splits: Sequence[str] = SPLITS) -> Start:
         state.settings = settings
         own = not changed.keys() & {"exit_layers", "min_exit_layer"}
         model = _fitted(model, config, own)
-        _use_tokens(context, model)
-        return Start(model, _corpus(context, splits, model.tokenizer), state, checkpoint, changed)
+        known = _known_texts(context, model)
+        corpus = _corpus(context, splits, model.tokenizer)
+        _say_known(context, known, model, corpus)
+        return Start(model, corpus, state, checkpoint, changed)
     torch.manual_seed(config.seed)
     model, corpus = _new(context, splits)
-    _use_tokens(context, model)
+    _say_known(context, _known_texts(context, model), model, corpus)
     return Start(model, corpus, TrainerState(settings=settings))
 
 
-def _use_tokens(context: Context, model: SpeakingModel) -> None:
-    """Ids made before, where they are asked for."""
-    if context.config.tokenised is not None:
-        known = tokenised.use(user_path(context.config.tokenised), model.tokenizer)
-        context.say(f"token ids of {len(known)} texts are taken from {context.config.tokenised}")
+def _known_texts(context: Context, model: SpeakingModel) -> tokenised.KnownTexts | None:
+    """Ids made before, which the tokenizer takes from now on; None where they are not asked for."""
+    asked = context.config.tokenised
+    return None if asked is None else tokenised.use(user_path(asked), model.tokenizer)
+
+
+def _say_known(
+    context: Context, known: tokenised.KnownTexts | None, model: SpeakingModel, corpus: Corpus, rows: int = 100
+) -> None:
+    """Raises ConfigError where none of the first sources is among the texts."""
+    if known is None:
+        return
+    file, prefix = context.config.tokenised, model.settings.source_prefix
+    first = corpus.splits["train"][:rows]
+    count = sum(known.get(prefix + row.source) is not None for row in first)
+    if not count:
+        raise ConfigError(
+            f"{file} has none of the first {len(first)} sources of {corpus.name}, which begin with {prefix!r}; write "
+            "it from calm.data.tokenised.texts_of(rows, source_prefix), or leave tokenised= out"
+        )
+    context.say(f"token ids of {len(known)} texts are taken from {file}, {count} of the first {len(first)} sources")
 
 
 def _begun_with(config: TrainConfig) -> SpeakingModel:

@@ -1,6 +1,6 @@
 """Token ids of texts, made once and kept in a file: a fast device must not wait for a tokenizer on one core.
 
-    write(Path("tokens.safetensors"), tokenizer, training_texts(corpus))
+    write(Path("tokens.safetensors"), tokenizer, texts_of(corpus.splits["train"], settings.source_prefix))
     python -m train tokenised=tokens.safetensors ...
 
 Texts (sources with their prefix) are found by their hash, so rows may be picked, ordered and cut as anybody likes, and
@@ -9,7 +9,8 @@ a text that is not there is tokenised when it is met.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b, sha256
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..checkpoint import load_tensors, save_tensors
 from ..errors import ConfigError
+from ..records import Example
 from .text import KNOWN, text_ids
 
 _NARROW = 2**16  # words that two bytes can tell apart
@@ -43,6 +45,13 @@ class KnownTexts:
         return found
 
 
+def texts_of(rows: Iterable[Example], source_prefix: str) -> Iterator[str]:
+    """Sources, with the prefix that the model puts before them, and targets."""
+    for row in rows:
+        yield source_prefix + row.source
+        yield row.target
+
+
 def write(path: Path, tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> int:
     """Ids of every text, each text once; returns how many texts there are.
 
@@ -56,7 +65,7 @@ def write(path: Path, tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) 
         "keys": torch.tensor(list(found), dtype=torch.int64),
         "ends": ends,
         "ids": torch.tensor([token for ids in found.values() for token in ids], dtype=kind),
-        "vocabulary": _vocabulary(tokenizer),
+        "tokenizer": _hash(tokenizer),
     }
     save_tensors(path, tensors)
     return len(found)
@@ -67,13 +76,13 @@ def use(path: Path, tokenizer: PreTrainedTokenizerBase) -> KnownTexts:
 
     Raises:
         CheckpointError: there is no such file, or it is damaged.
-        ConfigError: another vocabulary made it.
+        ConfigError: another tokenizer made it.
     """
     tensors = load_tensors(path)
-    if set(tensors) != {"keys", "ends", "ids", "vocabulary"}:
+    if set(tensors) != {"keys", "ends", "ids", "tokenizer"}:
         raise ConfigError(f"{path} holds no token ids of texts; calm.data.tokenised.write makes such a file")
-    if not torch.equal(tensors["vocabulary"], _vocabulary(tokenizer)):
-        raise ConfigError(f"{path} was made by a tokenizer of another vocabulary than the model's; make it anew")
+    if not torch.equal(tensors["tokenizer"], _hash(tokenizer)):
+        raise ConfigError(f"{path} was made by another tokenizer than the model's; make it anew")
     known = KnownTexts(tensors["keys"], tensors["ends"], tensors["ids"])
     setattr(tokenizer, KNOWN, known)
     return known
@@ -83,7 +92,10 @@ def _key(text: str) -> int:
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big", signed=True)
 
 
-def _vocabulary(tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """A hash of every word and its id, (32,) bytes."""
-    words = repr(sorted(tokenizer.get_vocab().items()))
-    return torch.frombuffer(bytearray(sha256(words.encode()).digest()), dtype=torch.uint8)
+def _hash(tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    """Of all that decides which ids a text has, (32,) bytes."""
+    parts = json.loads(tokenizer.backend_tokenizer.to_str())
+    deciding = {name: parts.get(name) for name in ("model", "normalizer", "pre_tokenizer", "added_tokens")}
+    return torch.frombuffer(
+        bytearray(sha256(json.dumps(deciding, sort_keys=True).encode()).digest()), dtype=torch.uint8
+    )

@@ -1,7 +1,7 @@
 """Branches in a CUDA graph: what is captured in one runs only while a flag lets it, and the host is not asked.
 
-torch 2.12 and later put them there. For older ones they are made with NVIDIA's bindings (package cuda-bindings, 13 or
-later), as CUDA's programming guide makes conditional nodes while a stream is captured: a kernel sets the condition, the
+torch 2.12 and later put them there. For older ones they are made with NVIDIA's bindings (package cuda-bindings, version
+13), as CUDA's programming guide makes conditional nodes while a stream is captured: a kernel sets the condition, the
 node that depends on it has a graph of its own, and a second stream is captured into that.
 """
 
@@ -20,7 +20,7 @@ from calm.errors import CalmError
 
 from .program import Act
 
-LEAST = 13  # version of cuda-bindings: calls of older ones take other arguments
+MAJOR = 13  # version of cuda-bindings: calls of others take other arguments
 KERNEL = b"""
 typedef __device_builtin__ unsigned long long cudaGraphConditionalHandle;
 extern "C" __device__ __cudart_builtin__ void cudaGraphSetConditional(cudaGraphConditionalHandle, unsigned int);
@@ -34,24 +34,39 @@ class BranchError(CalmError, RuntimeError):
     """CUDA refused to put a branch into a graph."""
 
 
-def branches() -> bool:
-    """Whether branches can be put into a graph here."""
-    return _of_torch() or _bindings() >= LEAST
+def can_branch() -> bool:
+    """Whether what puts branches into a graph is installed."""
+    return _of_torch() or _bindings() == MAJOR
+
+
+def prepare(device: torch.device) -> None:
+    """Load what branches are made with, which cannot be done during a capture.
+
+    Raises:
+        BranchError: it does not load.
+    """
+    if _of_torch():
+        return
+    try:
+        _bound(device)
+    except (ImportError, RuntimeError, OSError) as error:
+        if isinstance(error, BranchError):
+            raise
+        said = " ".join(str(error).split())
+        raise BranchError(f"cuda-bindings do not load ({said:.200}); choose stepping=whole") from error
 
 
 def branch(ended: Tensor, act: Act) -> None:
     """Run ``act`` in a branch that is taken while ``ended``, a flag on the device, is False.
 
-    Called while a graph is captured; before that, in a warm-up, it is the act itself.
+    Called while a graph is captured, after ``prepare``; elsewhere and in a warm-up it is the act itself.
     """
-    if _of_torch():
-        _by_torch(ended, act)
-        return
-    bound = _bound(ended.device)  # what it loads must be there before a capture
-    if torch.cuda.is_current_stream_capturing():
-        bound(ended, act)
-    else:
+    if ended.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
         act()
+    elif _of_torch():
+        _by_torch(ended, act)
+    else:
+        _bound(ended.device)(ended, act)
 
 
 def _of_torch() -> bool:
@@ -67,9 +82,6 @@ def _bindings() -> int:
 
 
 def _by_torch(ended: Tensor, act: Act) -> None:
-    if not torch.cuda.is_current_stream_capturing():
-        act()
-        return
     graph: Any = torch.cuda.CUDAGraph.get_currently_capturing_graph()
     graph.begin_capture_to_if_node(~ended)
     try:
@@ -117,18 +129,20 @@ class BoundBranches:
         self._kernel = told(driver.cuModuleGetFunction(self._module, b"calm_goes_on"))
 
     def __call__(self, ended: Tensor, act: Act) -> None:
-        driver = self._driver
-        parent, child = (
-            driver.CUstream(stream.cuda_stream) for stream in (torch.cuda.current_stream(ended.device), self._stream)
-        )
-        body = self._node(parent, ended)
+        driver, capturing = self._driver, torch.cuda.current_stream(ended.device).cuda_stream
+        while self._stream.cuda_stream == capturing:  # torch hands out the same few again and again
+            self._stream = torch.cuda.Stream(ended.device)  # type: ignore[no-untyped-call]
+        child = driver.CUstream(self._stream.cuda_stream)
+        body = self._node(driver.CUstream(capturing), ended)
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         told(driver.cuStreamBeginCaptureToGraph(child, body, None, None, 0, mode))
         try:
             with torch.cuda.use_mem_pool(self._pool, ended.device), torch.cuda.stream(self._stream):
                 act()
-        finally:
-            told(driver.cuStreamEndCapture(child))
+        except BaseException:
+            driver.cuStreamEndCapture(child)  # whatever it answers: the act's own error is the one to show
+            raise
+        told(driver.cuStreamEndCapture(child))
 
     def _node(self, stream: Any, ended: Tensor) -> Any:
         """The graph of a new branch, which runs after all that ``stream`` has captured and before what follows."""

@@ -30,7 +30,7 @@ def test_what_is_not_named_is_as_by_default() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"finetune": {"step": 1}}, "unknown setting finetune.step"),
+        ({"finetune": {"step": 1}}, "unknown setting finetune.step; there are accumulation, "),
         ({"finetune": {"steps": "many"}}, "finetune.steps='many' is no int"),
         ({"finetune": {"steps": True}}, "finetune.steps=True is no int"),
         ({"stage": "rest"}, "stage='rest' is none; choose from all, finetune, classifier, calibrate"),

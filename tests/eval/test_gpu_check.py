@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from calm.config import Stepping
 from calm.errors import ConfigError
-from eval import gpu_check, gpu_parts
+from eval import gpu_answers, gpu_check, gpu_parts, gpu_timings
 from eval.gpu_asked import Asked, asked_for
 from eval.gpu_check import NOT_MEASURED, main
 from eval.gpu_parts import GOALS, PARTS
 from eval.gpu_simulated import simulated
+from eval.gpu_timings import gaps
 from tests.bare import bare_path
 from tests.eval.carried import carry
 
@@ -118,6 +120,32 @@ def test_what_is_not_understood_is_said(wrong: str) -> None:
     with pytest.raises(ConfigError, match="is not understood; give device=cuda"):
         asked_for([wrong], list(PARTS))
     assert main([wrong]) == 2
+
+
+def test_a_step_is_timed_where_its_row_leaves() -> None:
+    found = gaps(Asked(device="cpu", shapes=["tiny", "tiny"]))
+    layers = {name: (each["layers"], each["num_layers"]) for name, each in found.items()}
+    assert layers == {
+        f"tiny {how}{kind}": (ran, 8) for how in ("whole", "segments") for kind, ran in (("", 8), (" early", 2))
+    }
+    assert all(each["device_s"] > 0 and each["kernels"] is None for each in found.values())
+
+
+@pytest.mark.slow
+def test_branches_that_cannot_be_made_cost_their_own_figures_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(device: str) -> list[Stepping]:
+        return [Stepping.whole, Stepping.branches]
+
+    for module in (gpu_timings, gpu_answers):
+        monkeypatch.setattr(module, "steppings", refuses)
+    told = "stepping=branches needs a GPU"
+    asked = Asked(device="cpu", shapes=["tiny", "tiny"])
+    found = gaps(asked)
+    assert told in found["tiny branches"]["why"] and found["tiny whole"]["layers"] == 8
+    found = gpu_answers.correctness(asked)
+    assert told in found["impossible"]["branches own"] and set(found["ways"]) == {
+        "whole own", "whole compact", "twins whole own"
+    }  # fmt: skip
 
 
 def test_every_batch_size_is_simulated_from_one_table() -> None:

@@ -9,16 +9,18 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from calm.config import BatchRule, RunnerName
 from calm.data import debian, load_corpus, tokenised
 from calm.data.text import text_ids
-from calm.errors import CalmError, DataError
+from calm.errors import DataError
 from calm.models.folder import load
 from eval import gpu_check, gpu_corpus
 from eval.gpu_corpus import ABOUT, MODEL, ROWS, TOKENS, unpack
 from eval.gpu_finetune import Training, begin, tokens_of_a_row
-from eval.gpu_learned import Stages, at_most
+from eval.gpu_learned import Over, Stages, at_most
 from tests.bare import ROOT, bare_path
 from tests.eval.carried import carry
+from tests.serve.models import engine_of, texts
 
 PROGRAMS = (
     "train.settled", "train.run", "eval.calibrate", "eval.table1", "eval.throughput", "eval.latency",
@@ -95,12 +97,25 @@ def test_a_stage_that_fails_leaves_the_others(tmp_path: Path) -> None:
 
 def test_a_stage_ends_with_its_share_of_the_time() -> None:
     began = time.monotonic()
-    with pytest.raises(CalmError, match="ended after 0 s"), at_most(0.05):
+    with pytest.raises(Over, match="ended after 0 s"), at_most(0.05):
         time.sleep(5)
     with at_most(0.2):
         pass
     time.sleep(0.25)  # nothing rings any more
     assert time.monotonic() - began < 3
+
+
+def test_a_stage_ends_in_the_middle_of_an_engines_step(tmp_path: Path) -> None:
+    """Which takes whatever a step raises for a row's own, and goes on."""
+    engine = engine_of(BatchRule.own, runner=RunnerName.graph, max_batch=2)
+
+    def decodes(seconds: float) -> dict[str, float]:
+        while True:
+            engine.generate(texts(8), ignore_eos=True)
+
+    stages, began = Stages(tmp_path, time.monotonic() + 0.5), time.monotonic()
+    assert not stages.run("decoding", 1.0, decodes)
+    assert time.monotonic() - began < 5 and "Over: it was ended after" in stages.failed[0]
 
 
 def test_what_it_runs_needs_nothing_that_configures_tracks_or_fetches(tmp_path: Path) -> None:

@@ -146,7 +146,9 @@ def test_what_cuda_refuses_is_one_line(streams: list[int], call: str) -> None:
     assert told == []
 
 
-@pytest.mark.parametrize(("installed", "there"), [("13.0.3", True), ("12.9.4", False), (None, False)])
+@pytest.mark.parametrize(
+    ("installed", "there"), [("13.0.3", True), ("12.9.4", False), ("14.0.0", False), (None, False)]
+)
 def test_who_can_branch(monkeypatch: pytest.MonkeyPatch, installed: str | None, there: bool) -> None:
     def version(name: str) -> str:
         if installed is None:
@@ -155,9 +157,9 @@ def test_who_can_branch(monkeypatch: pytest.MonkeyPatch, installed: str | None, 
 
     monkeypatch.setattr(branches, "version", version)
     monkeypatch.setattr(branches, "_of_torch", lambda: False)
-    assert branches.branches() is there
+    assert branches.can_branch() is there
     monkeypatch.setattr(branches, "_of_torch", lambda: True)
-    assert branches.branches()
+    assert branches.can_branch()
 
 
 def test_the_kernel_compiles_where_a_compiler_is_installed() -> None:
