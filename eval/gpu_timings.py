@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -199,18 +200,25 @@ def kernels_of(act: Callable[[], object], device: str) -> int | None:
 
 
 def transformers(asked: Asked) -> Record:
-    """Hugging Face's generate at batch 1, eager and compiled with a static cache, on the weights of ``core``."""
+    """Hugging Face's generate at batch 1, eager and compiled with a static cache, and beside it our full depth."""
     from transformers import CompileConfig
 
-    from .shapes import random_model, random_sources
+    from .shapes import random_model, random_sources, served_shape
 
     device = asked.device
     found: Record = {}
-    few, many = (8, 72) if device == "cuda" else (2, 6)
     source = SOURCE if device == "cuda" else 16
     for shape in dict.fromkeys(asked.shapes):
-        model = random_model(shape, SOURCE, 128).hf.to(device, torch.bfloat16)
-        ids = torch.tensor(random_sources(model.config.vocab_size, 1, source), device=device)
+        ours = served_shape(shape, torch.bfloat16, SOURCE, LONGEST, 0, device)
+        engine = Engine(ours, runner=RunnerName.graph, max_batch=1, buckets=(1,), cross_cache_rows=0)
+        drawn = random_sources(ours.spec.vocab_size, 1, source)
+
+        def decode(tokens: int, engine: Engine = engine, drawn: list[list[int]] = drawn) -> None:
+            engine.generate(drawn, policy=Full(), max_tokens=tokens, ignore_eos=True)
+
+        found[f"{shape} ours"] = {"decode_s": decode_seconds(decode, device)}
+        model = random_model(shape, SOURCE, LONGEST).hf.to(device, torch.bfloat16)
+        ids = torch.tensor(drawn, device=device)
         for name, extra in (
             ("eager", {}),
             ("compiled", {"cache_implementation": "static", "compile_config": CompileConfig()}),
@@ -220,13 +228,18 @@ def transformers(asked: Asked) -> Record:
                 model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, **extra)
 
             try:
-                # the longer one first: its cache serves both, and one compilation
-                seconds = {n: timed(lambda n=n, go=call: go(n), device, 1) for n in (many, few)}  # type: ignore[misc]
+                found[f"{shape} {name}"] = {"decode_s": decode_seconds(call, device)}
             except Exception as error:
                 found[f"{shape} {name}"] = {"why": f"{type(error).__name__}: {str(error)[:200]}"}
-                continue
-            found[f"{shape} {name}"] = {"decode_s": (seconds[many] - seconds[few]) / (many - few)}
     return found
+
+
+def decode_seconds(call: Callable[[int], object], device: str) -> float:
+    """Of a token, between answers of few and of many; ``call`` makes one of so many tokens."""
+    few, many = (8, 72) if device == "cuda" else (2, 6)
+    # the longer one first: of a compiled model its cache serves both, and one compilation
+    seconds = {tokens: timed(partial(call, tokens), device, 1) for tokens in (many, few)}
+    return (seconds[many] - seconds[few]) / (many - few)
 
 
 def training(asked: Asked) -> Record:

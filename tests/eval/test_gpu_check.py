@@ -168,6 +168,10 @@ def test_goals_read_the_parts_as_they_are_written() -> None:
     ]
     shape = {"cells": [{"batch": b, "entries": entries} for b in (1, 64)], "ratios": rows}
     part = {"status": "measured", "small": shape, "base": shape, "small whole": {"gap_share": 0.1}}
+    part["base whole"] = {"gap_share": 0.2}
+    for name in ("small", "base"):
+        steps = {"ours": 1.0, "compiled": 3.5, "eager": 7.0}
+        part |= {f"{name} {how}": {"decode_s": seconds} for how, seconds in steps.items()}
     found = gpu_check.goals_of(dict.fromkeys(PARTS, part), Asked())
     measured = {goal["goal"]: goal["measured"] for goal in found}
     assert measured["base, batch 64: share of the floor"] == 0.4
@@ -175,4 +179,6 @@ def test_goals_read_the_parts_as_they_are_written() -> None:
     assert measured["base, batch 8 sync: early exit over full"] == pytest.approx(2.0)
     assert measured["base, batch 1: early exit by its prediction"] == pytest.approx(1.3 / 1.6)
     assert measured["small, batch 1: 1 - gaps of a step"] == pytest.approx(0.9)
+    assert measured["base, batch 1: over transformers, compiled"] == 3.5
+    assert measured["small, batch 1: over transformers, eager"] == 7.0
     assert None not in measured.values()
