@@ -5,9 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from calm.config import BatchRule, Measure, TraceKind
 from calm.errors import ConfigError
 
 Record = dict[str, Any]
+MEASURES = [Measure.softmax, Measure.state, Measure.classifier]
+RULES = [BatchRule.own, BatchRule.compact, BatchRule.sync]
+TRACES = [TraceKind.tight, TraceKind.wide]
 
 
 @dataclass

@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         rows, info = cached_rows(cache_root(None), debian.KEY, debian.build)
         about = pack(rows, info, folder)
-    except CalmError as error:
+    except (CalmError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     size = sum((folder / name).stat().st_size for name in (ROWS, TOKENS, ABOUT))

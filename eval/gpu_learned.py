@@ -18,7 +18,6 @@ from typing import Any
 
 from calm.checkpoint import finite, read_json, write_json
 from calm.config import (
-    BatchRule,
     CalibrateConfig,
     CalibrationConfig,
     DecoderName,
@@ -34,15 +33,13 @@ from calm.engine_config import ServingConfig
 from calm.errors import CalmError
 
 from .common import say
-from .gpu_asked import Asked, Record
+from .gpu_asked import MEASURES, RULES, Asked, Record
 from .gpu_corpus import unpack
 from .gpu_finetune import Training, classify, train
 
 WORK = Path("runs/gpu_check")  # models and runs; emptied when the part begins
 ASIDE_S = 20.0  # to start this process, and for the record itself
 SHOWN = ("name", "tokens_per_s", "ttft", "tpot", "inner_token_latency", "layers_skipped", "rouge_l")
-MEASURES = [Measure.softmax, Measure.state, Measure.classifier]
-RULES = [BatchRule.own, BatchRule.compact, BatchRule.sync]
 
 
 @dataclass(frozen=True)

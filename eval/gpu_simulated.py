@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from calm.config import BatchRule, Device, Measure, RunnerName, TraceKind
+from calm.config import BatchRule, Device, RunnerName
 from calm.engine_config import ServingConfig
 from calm.rules import Rule
 from calm.sim_rows import Trace
 
 from .gpu_answers import SOURCE
-from .gpu_asked import Asked, Record
+from .gpu_asked import MEASURES, RULES, TRACES, Asked, Record
 from .serving_cells import decode_step
 from .sessions import between
 
@@ -46,8 +46,7 @@ def _of_shape(device: str, shape: str) -> Record:
     most = LARGEST if large else 4
     config = ServingConfig(
         shape=shape, source_tokens=[SOURCE if large else 16], batches=[2**n for n in range(most.bit_length())],
-        measures=[Measure.softmax, Measure.state, Measure.classifier],
-        rules=[BatchRule.own, BatchRule.compact, BatchRule.sync], traces=[TraceKind.tight, TraceKind.wide],
+        measures=list(MEASURES), rules=list(RULES), traces=list(TRACES),
         dtype="bf16", runner=RunnerName.graph, device=Device(device), few=8, many=72 if large else 12,
     )  # fmt: skip
     workload = shape_workload(config, shape)

@@ -20,7 +20,7 @@ from serve.graph.machine import GraphMachine
 from serve.model import ServedModel
 
 from .gpu_answers import SOURCE, steppings
-from .gpu_asked import Asked, Record
+from .gpu_asked import MEASURES, RULES, TRACES, Asked, Record
 
 LONGEST = 128  # tokens of the answers that gaps are read in
 
@@ -80,11 +80,8 @@ def matrix(asked: Asked) -> Record:
     """Every measure, rule and trace of both shapes: Figures 1 and 2."""
     device = asked.device
     batches = [1, 8, 32] if device == "cuda" else [1, 2]
-    measures = [Measure.softmax, Measure.state, Measure.classifier]
-    rules = [BatchRule.own, BatchRule.compact, BatchRule.sync]
-    traces = [TraceKind.tight, TraceKind.wide]
     return {
-        shape: _serving(device, shape, batches, asked.out, "matrix", measures, rules, traces)
+        shape: _serving(device, shape, batches, asked.out, "matrix", MEASURES, RULES, TRACES)
         for shape in dict.fromkeys(asked.shapes)
     }
 
@@ -96,7 +93,7 @@ def _serving(
     out: Path,
     kind: str,
     measures: Sequence[Measure] = (Measure.state,),
-    rules: Sequence[BatchRule] = (BatchRule.own, BatchRule.compact, BatchRule.sync),
+    rules: Sequence[BatchRule] = tuple(RULES),
     traces: Sequence[TraceKind] = (TraceKind.tight,),
     cross_kv: Weights = Weights.model,
 ) -> Record:

@@ -32,7 +32,7 @@ from .certified import Certificates
 from .choice import RuleChoice
 from .drift import Drift, Reference
 from .endings import end_of, visible_text
-from .extent import Extent, last_steps
+from .extent import last_steps
 from .heads import NOTHING
 from .intake import Intake, Source
 from .measure import measure, measure_check, setting_of
@@ -148,8 +148,6 @@ class Engine:
             )
         ids = self._intake.ids(source, asked.truncate)
         fills = self._fills(resolved.policy)
-        stops = last_steps(resolved.policy, fills, limit, self.model.spec.num_layers)
-        self.slots.check(Extent(len(ids), limit, stops))
         row = Row(
             id=name,
             number=self._arrivals,
@@ -161,9 +159,10 @@ class Engine:
             limit=limit,
             next_input=self.model.spec.start_token_id,
             fills=fills,
-            stops=stops,
+            stops=last_steps(resolved.policy, fills, limit, self.model.spec.num_layers),
             key=source_key(ids),
         )
+        self.slots.check(row.extent)
         self._waiting.add(row)
         self._rows[name] = row
         self._arrivals += 1
