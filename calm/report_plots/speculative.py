@@ -61,7 +61,9 @@ def _passes(df: pd.DataFrame) -> Panel:
 
 
 def _clock(df: pd.DataFrame) -> Panel:
-    """The best draft of each batch size beside the best static depth and exit."""
+    """The best draft of each batch size beside the best static depth and exit; of one batch size, way by way."""
+    if df["batch"].nunique() == 1:
+        return _one_batch(df)
     series = []
     for role, (color, marker) in ROLES.items():
         for number, (way, part) in enumerate(df[df["role"] == role].groupby("way", sort=False)):
@@ -73,4 +75,19 @@ def _clock(df: pd.DataFrame) -> Panel:
     return Panel(
         "on the clock", "batch size", "tokens/s of decoding, over full depth's", series,
         [Level("full depth", 1.0, color="#000000")], x_log=True, legend="best",
+    )  # fmt: skip
+
+
+def _one_batch(df: pd.DataFrame) -> Panel:
+    series = []
+    for role, (color, marker) in ROLES.items():
+        part = df[df["role"] == role]
+        middle, low, high = (list(part[f"decode_tokens_ratio{end}"]) for end in ("", "_low", "_high"))
+        ways = [str(way).replace(", ", ",\n") for way in part["way"]]
+        if ways:
+            series.append(Series(role, ways, middle, low, high, kind="points", color=color, marker=marker))
+    return Panel(
+        f"on the clock, batch {df['batch'].iloc[0]:g}", "way of decoding",
+        "tokens/s of decoding, over full depth's, 95 %", series, [Level("full depth", 1.0, color="#000000")],
+        legend="upper right",
     )  # fmt: skip

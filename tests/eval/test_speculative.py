@@ -270,6 +270,16 @@ def test_the_figure_has_full_depth_and_a_panel_for_the_clock() -> None:
     assert len(draw_panels(panels_of("speculative", summary))) == 2
 
 
+def test_of_one_batch_size_each_way_stands_by_itself() -> None:
+    summary = made_up()
+    summary["rows"] = [row for row in summary["rows"] if row.get("batch") in (None, 1)]
+    clock = panels_of("speculative", summary)[2]
+    ways = [row["way"] for row in summary["rows"] if row["kind"] == "clock" and row["role"] != "full"]
+    shown = [str(way).replace("\n", " ") for each in clock.series for way in each.x]
+    assert clock.title == "on the clock, batch 1" and len(shown) == len(ways) > 1
+    assert set(shown) == set(ways)
+
+
 def test_wrong_settings_are_refused_by_name() -> None:
     for wrong in ({"n": 1}, {"lengths": []}, {"lengths": [2, 2]}, {"layers": [0]}, {"thresholds": [1.5]}, {"timed": 1}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
