@@ -13,3 +13,7 @@ class EngineGone(CalmError, RuntimeError):
 
 class Draining(CalmError, RuntimeError):
     """The engine takes no more requests: it is about to stop."""
+
+
+class CaptureError(CalmError, RuntimeError):
+    """The device does not record a step as a graph. No row's doing, so no row is tried again."""

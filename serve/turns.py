@@ -1,9 +1,11 @@
 """What running rows go through in a step: a wave, rounds, bands, and what prompts say.
 
 Whatever raises costs those rows alone for which it raises again: a step writes nothing that a repetition does not write
-again, so each row is tried by itself and the sound ones go on.
+again, so each row is tried by itself and the sound ones go on. A step that the device does not record is no row's
+doing: all of them fail, with the one reason.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -17,10 +19,13 @@ from .accounting import Clock
 from .backend import Backend
 from .bands import bands_of
 from .choice import RuleChoice
+from .errors import CaptureError
 from .prompts import first_words
 from .requests import Row
 from .rounds import Round
 from .wave import Spoken
+
+logger = logging.getLogger(__name__)
 
 Said = TypeVar("Said")
 
@@ -107,7 +112,12 @@ class Turns:
         try:
             wave = self._new_wave(rule, fresh, None) if resumed is None else resumed
             return self._up(wave, rule, self.parked, patient=resumed is None)
+        except CaptureError as error:
+            for row in rows:
+                self._fail(row, error)
+            return Spoken.nothing()
         except Exception:
+            logger.warning("a wave raised, so each of its rows goes by itself", exc_info=True)
             return self._without_poison(rows, rule, self._machine.bucket(len(involved)))
 
     def _without_poison(self, rows: list[Row], rule: Rule, bucket: int) -> Spoken:

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from calm.errors import CalmError
-
+from ..errors import CaptureError
 from .program import Act
 
 MAJOR = 13  # version of cuda-bindings: calls of others take other arguments
@@ -30,7 +29,7 @@ extern "C" __global__ void calm_goes_on(cudaGraphConditionalHandle handle, const
 """
 
 
-class BranchError(CalmError, RuntimeError):
+class BranchError(CaptureError):
     """CUDA refused to put a branch into a graph."""
 
 
@@ -127,6 +126,7 @@ class BoundBranches:
         self._context = told(driver.cuCtxGetCurrent())
         self._module = told(driver.cuModuleLoadData(ptx))
         self._kernel = told(driver.cuModuleGetFunction(self._module, b"calm_goes_on"))
+        told(driver.cuFuncLoad(self._kernel))  # else the first launch would, and that is captured
 
     def __call__(self, ended: Tensor, act: Act) -> None:
         driver, capturing = self._driver, torch.cuda.current_stream(ended.device).cuda_stream

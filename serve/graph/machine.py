@@ -219,6 +219,7 @@ class GraphMachine:
         """The step of a bucket for the measures that rows are asked for at present."""
         return Program(self.ops, self.frame(bucket), rule, tuple(sorted(self.parts.exits.present)))
 
+    @torch.inference_mode()
     def prepare(self, rules: Sequence[Rule], sets: Sequence[Sequence[Measure]]) -> None:
         """Capture the steps of all buckets under these rules for rows of these measures, each set by itself.
 

@@ -5,12 +5,15 @@ can be tested. What is captured reads and writes tensors that stay where they ar
 """
 
 import gc
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
 
 from calm.config import Stepping
+from calm.errors import CalmError
 
+from ..errors import CaptureError
 from .branches import branch
 from .program import Act, Program
 
@@ -32,12 +35,16 @@ class CudaCapture:
     """Captures acts into CUDA graphs that share one memory pool.
 
     What an act reads must stay where it is, so who has the replay keeps the act.
+
+    Raises:
+        CaptureError: the device refuses; what the act itself raises where that is for the user to mend.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        gc.collect()  # engines that are gone lie in cycles, and their slots are what is large
 
     def __call__(self, act: Act) -> Act:
         with torch.cuda.device(self._device):  # Triton launches on the current device
@@ -45,16 +52,47 @@ class CudaCapture:
             with torch.cuda.stream(self._stream):
                 for _ in range(WARMUPS):
                     act()
+                self._stream.synchronize()
+                graph = self._captured(act)
             torch.cuda.current_stream().wait_stream(self._stream)
-            gc.collect()  # a graph that were destroyed during the capture would break it
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                act()
 
         def replay(graph: Any = graph, act: Act = act) -> None:
             graph.replay()
 
         return replay
+
+    def _captured(self, act: Act) -> Any:
+        """torch.cuda.graph would collect garbage and give memory back each time, which takes longer than the rest."""
+        graph: Any = torch.cuda.CUDAGraph()
+        collects = gc.isenabled()
+        gc.disable()  # a graph that were destroyed during the capture would break it
+        try:
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                act()
+            except BaseException:
+                with suppress(Exception):
+                    self._end(graph)
+                raise
+            self._end(graph)
+        except CalmError:
+            raise
+        except Exception as error:
+            said = " ".join(str(error).split())
+            raise CaptureError(f"the step cannot be captured ({said:.300}); choose runner=eager") from error
+        finally:
+            if collects:
+                gc.enable()
+        return graph
+
+    def _end(self, graph: Any) -> None:
+        try:
+            graph.capture_end()
+        except Exception:
+            # CUDA has thrown the capture away, and torch's allocator would believe for ever that it is under way
+            with suppress(Exception):
+                torch._C._cuda_endAllocateToPool(self._device.index or 0, self._pool)
+            raise
 
 
 def stepper(program: Program, stepping: Stepping, capture: Capture) -> Act:

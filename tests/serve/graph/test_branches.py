@@ -55,6 +55,9 @@ class Driver:
     def cuModuleGetFunction(self, module: bytes, name: bytes) -> Any:
         return self._answer("cuModuleGetFunction", name)
 
+    def cuFuncLoad(self, kernel: bytes) -> Any:
+        return self._answer("cuFuncLoad")
+
     def cuStreamGetCaptureInfo(self, stream: int) -> Any:
         nodes = self.last[stream]
         return self._answer("cuStreamGetCaptureInfo", "active", 5, self.graphs[stream], nodes, ["edge"] * len(nodes), 1)
