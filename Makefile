@@ -127,7 +127,7 @@ gpu-carry: $(STAMP)
 	$(BIN)/python -m pip download --disable-pip-version-check --progress-bar off --no-deps --only-binary=:all: \
 	  --python-version $(GPU_PYTHON) --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 \
 	  --platform manylinux_2_17_x86_64 -c $(CONSTRAINTS) -d .gpu.new/wheels \
-	  transformers tokenizers jaxtyping wadler-lindig nltk defusedxml
+	  transformers tokenizers jaxtyping wadler-lindig nltk defusedxml absl-py six
 	$(BIN)/python -m pip wheel --disable-pip-version-check --progress-bar off --no-deps -c $(CONSTRAINTS) -w .gpu.new/wheels rouge_score
 	$(BIN)/python -m eval.gpu_corpus .gpu.new/debian
 	rm -rf .gpu && mv .gpu.new .gpu

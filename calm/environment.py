@@ -66,14 +66,23 @@ def _version(name: str) -> str | None:
 
 
 def git_state(root: Path = ROOT) -> dict[str, Any]:
-    """Commit and whether tracked files differ from it; both None outside a checkout or without git."""
+    """Commit and whether tracked files differ from it, records of measurements aside; both None without git.
+
+    Outside a checkout CALM_COMMIT tells the commit, where it is set: of a copy on another machine.
+    """
     try:
         if not (root / ".git").exists():
-            return {"commit": None, "dirty": None}
+            return {"commit": os.environ.get("CALM_COMMIT") or None, "dirty": None}
         commit = _git(root, "rev-parse", "HEAD")
-        return {"commit": commit, "dirty": bool(_git(root, "status", "--porcelain", "--untracked-files=no"))}
+        changed = _git(root, "diff", "--name-only", "HEAD").splitlines()
+        return {"commit": commit, "dirty": not all(map(_is_record, changed))}
     except (OSError, subprocess.SubprocessError):
         return {"commit": None, "dirty": None}
+
+
+def _is_record(path: str) -> bool:
+    """What an earlier measurement left; a model in there is measured on, and so as good as code."""
+    return path.startswith("results/") and "/model/" not in path
 
 
 def _git(root: Path, *words: str) -> str:

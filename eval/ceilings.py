@@ -125,14 +125,20 @@ def _times(device: str) -> int:
 
 
 def _done(run: Callable[[], object], device: str) -> Callable[[], object]:
-    """The calls, and the wait until the device is through with them."""
+    """The calls, and the wait until the device is through with them: one graph, for each takes less than its launch."""
     if device == "cpu":
         return run
     import torch
 
-    def through() -> None:
+    run()  # what cannot be done raises here, not in the capture
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
         for _ in range(_times(device)):
             run()
+
+    def through() -> None:
+        graph.replay()
         torch.cuda.synchronize(device)
 
     return through

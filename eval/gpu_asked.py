@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from calm.checkpoint import finite, write_json
 from calm.config import BatchRule, Measure, TraceKind
 from calm.errors import ConfigError
 
@@ -12,6 +13,8 @@ Record = dict[str, Any]
 MEASURES = [Measure.softmax, Measure.state, Measure.classifier]
 RULES = [BatchRule.own, BatchRule.compact, BatchRule.sync]
 TRACES = [TraceKind.tight, TraceKind.wide]
+SOURCE = 512  # tokens
+UNFINISHED = "unfinished"
 
 
 @dataclass
@@ -25,6 +28,7 @@ class Asked:
         out: folder of the record.
         carried: folder of the corpus that was brought along (eval.gpu_corpus).
         record: of the process of one part: the file that it leaves.
+        kept: what that part has found so far.
     """
 
     device: str = "cuda"
@@ -34,6 +38,13 @@ class Asked:
     out: Path = Path("results/gpu")
     carried: Path = Path(".gpu/debian")
     record: Path | None = None
+    kept: Record = field(default_factory=dict)
+
+    def keep(self, found: Record) -> None:
+        """Of a part: leave this, for a device that hangs or a process that dies takes the rest along."""
+        self.kept = {**self.kept, **found}
+        if self.record is not None:
+            write_json(self.record, finite({"status": UNFINISHED, **self.kept}))
 
     @property
     def rehearsal(self) -> bool:

@@ -25,7 +25,7 @@ from calm.environment import environment
 from calm.errors import CalmError
 
 from .common import say
-from .gpu_asked import Asked, asked_for
+from .gpu_asked import UNFINISHED, Asked, asked_for
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +91,7 @@ def _kept(asked: Asked, summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
     try:
         before = json.loads((asked.out / "summary.json").read_text("utf-8"))
         same = before["environment"]["git"] == summary["environment"]["git"]
+        same = same and before["environment"]["git"]["commit"] is not None
         same = same and before["environment"]["gpu"] == summary["environment"]["gpu"]
         if not same or before["rehearsal"] != asked.rehearsal:
             return {}
@@ -108,21 +109,23 @@ def _in_a_process(name: str, asked: Asked, seconds: float) -> dict[str, Any]:
         f"shapes={','.join(asked.shapes)}", f"out={asked.out}", f"carried={asked.carried}",
         f"seconds={seconds:.3f}", f"record={record}",
     ]  # fmt: skip
+    record.unlink(missing_ok=True)
     try:
-        code = subprocess.run(command, timeout=seconds).returncode
-        found: dict[str, Any] = json.loads(record.read_text("utf-8"))
-        return found
+        why = f"its process ended with status {subprocess.run(command, timeout=seconds).returncode}"
     except subprocess.TimeoutExpired:
         why = f"it was ended after {time.perf_counter() - began:.0f} s, when the time was over"
+    try:
+        found: dict[str, Any] = json.loads(record.read_text("utf-8"))
     except (OSError, ValueError):
-        why = f"its process ended with status {code} and left no record"
-    finally:
-        record.unlink(missing_ok=True)
-    return {"status": "failed", "why": why, "seconds": round(time.perf_counter() - began, 3)}
+        found, why = {}, f"{why} and left no record"
+    record.unlink(missing_ok=True)
+    if found.get("status", UNFINISHED) != UNFINISHED:
+        return found
+    return {**found, "status": "failed", "why": why, "seconds": round(time.perf_counter() - began, 3)}
 
 
 def _measured(name: str, asked: Asked) -> dict[str, Any]:
-    """A part's record, in this process; one that raises says what."""
+    """A part's record, in this process; one that raises says what, beside what it had found."""
     from calm.checkpoint import finite
 
     from .gpu_parts import PARTS
@@ -134,7 +137,8 @@ def _measured(name: str, asked: Asked) -> dict[str, Any]:
         traceback.print_exc()
         place = traceback.extract_tb(error.__traceback__)[-1]
         said = " ".join(str(error).split())[:400]
-        found = {"status": "failed", "why": f"{type(error).__name__} at {Path(place.filename).name}: {said}"}
+        found = {**asked.kept, "status": "failed"}
+        found["why"] = f"{type(error).__name__} at {Path(place.filename).name}: {said}"
     told: dict[str, Any] = finite({**found, "seconds": round(time.perf_counter() - began, 3)})
     return told
 
@@ -149,7 +153,7 @@ def goals_of(parts: dict[str, dict[str, Any]], asked: Asked) -> list[dict[str, A
         if parts[part]["status"] == "measured" and not asked.rehearsal:
             try:
                 value = of(parts[part])
-            except (KeyError, StopIteration):  # of another shape
+            except (LookupError, StopIteration, TypeError, ValueError, ZeroDivisionError):  # of another shape, or null
                 value = None
         found.append({"goal": goal, "asked": least, "measured": value})
     return found

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from calm.checkpoint import finite, read_json, write_json
 from calm.config import (
     CalibrateConfig,
@@ -38,6 +40,7 @@ from .gpu_corpus import unpack
 from .gpu_finetune import Training, classify, train
 
 WORK = Path("runs/gpu_check")  # models and runs; emptied when the part begins
+LATER_S = 0.1
 ASIDE_S = 20.0  # to start this process, and for the record itself
 SHOWN = ("name", "tokens_per_s", "ttft", "tpot", "inner_token_latency", "layers_skipped", "rouge_l")
 
@@ -77,10 +80,12 @@ class Stages:
     Attributes:
         folder: of ``summary.json``, which is written after every stage.
         deadline: by time.monotonic.
+        keep: is told of all that was found, after every stage.
     """
 
     folder: Path
     deadline: float
+    keep: Callable[[Record], None]
     found: Record = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
@@ -100,6 +105,7 @@ class Stages:
             self.failed.append(f"{name}: {told['why']}")
         self.found[name] = {**told, "wall_s": round(time.monotonic() - began, 3)}
         write_json(self.folder / "summary.json", finite(self.found))
+        self.keep(self.found)
         return "why" not in told
 
 
@@ -109,9 +115,12 @@ class Over(BaseException):
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise Over in the main thread after so many seconds."""
+    """Raise Over in the main thread after so many seconds, or a little later: not in the middle of a capture."""
 
     def over(*_: object) -> None:
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            signal.setitimer(signal.ITIMER_REAL, LATER_S)
+            return
         raise Over(f"it was ended after {seconds:.0f} s, its share of the time")
 
     before = signal.signal(signal.SIGALRM, over)
@@ -129,7 +138,7 @@ def learned(asked: Asked) -> Record:
     sizes = REHEARSED if asked.rehearsal else Sizes()
     folder, work = asked.out / "learned", _empty(WORK / "learned")
     training = Training(asked.device, asked.shapes[0], unpack(asked.carried, work / "cache"), work)
-    stages = Stages(_empty(folder), deadline)
+    stages = Stages(_empty(folder), deadline, asked.keep)
     if stages.run("training", 0.4, lambda seconds: train(training, seconds)):
         speaks = stages.run("classifier", 0.3, lambda seconds: classify(training, seconds))
         after = Folder(

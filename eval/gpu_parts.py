@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
-from .gpu_answers import correctness, kernels
+from .gpu_answers import correctness
 from .gpu_asked import Part, Record
+from .gpu_kernels import kernels
 from .gpu_learned import learned
 from .gpu_simulated import simulated
 from .gpu_timings import ceilings, core, gaps, matrix, training, transformers
@@ -13,11 +14,11 @@ PARTS: dict[str, Part] = {
     "correctness": correctness,
     "ceilings": ceilings,
     "core": core,
-    "matrix": matrix,
     "gaps": gaps,
+    "transformers": transformers,
+    "matrix": matrix,
     "simulated": simulated,
     "training": training,
-    "transformers": transformers,
     "learned": learned,
 }
 

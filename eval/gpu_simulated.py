@@ -14,8 +14,7 @@ from calm.engine_config import ServingConfig
 from calm.rules import Rule
 from calm.sim_rows import Trace
 
-from .gpu_answers import SOURCE
-from .gpu_asked import MEASURES, RULES, TRACES, Asked, Record
+from .gpu_asked import MEASURES, RULES, SOURCE, TRACES, Asked, Record
 from .serving_cells import decode_step
 from .sessions import between
 

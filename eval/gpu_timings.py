@@ -19,8 +19,8 @@ from serve.graph.frame import GIVEN
 from serve.graph.machine import GraphMachine
 from serve.model import ServedModel
 
-from .gpu_answers import SOURCE, steppings
-from .gpu_asked import MEASURES, RULES, TRACES, Asked, Record
+from .gpu_answers import steppings
+from .gpu_asked import MEASURES, RULES, SOURCE, TRACES, Asked, Record
 
 LONGEST = 128  # tokens of the answers that gaps are read in
 
@@ -72,6 +72,7 @@ def core(asked: Asked) -> Record:
     found: Record = {}
     for shape in (small, large):
         found[shape if shape not in found else f"{shape} again"] = _serving(device, shape, batches, asked.out, "core")
+        asked.keep(found)
     found[f"{large} int8 cross"] = _serving(device, large, batches, asked.out, "core_int8_cross", cross_kv=Weights.int8)
     return found
 
@@ -80,10 +81,11 @@ def matrix(asked: Asked) -> Record:
     """Every measure, rule and trace of both shapes: Figures 1 and 2."""
     device = asked.device
     batches = [1, 8, 32] if device == "cuda" else [1, 2]
-    return {
-        shape: _serving(device, shape, batches, asked.out, "matrix", MEASURES, RULES, TRACES)
-        for shape in dict.fromkeys(asked.shapes)
-    }
+    found: Record = {}
+    for shape in reversed(dict.fromkeys(asked.shapes)):  # the larger one first: goals are about it
+        found[shape] = _serving(device, shape, batches, asked.out, "matrix", MEASURES, RULES, TRACES)
+        asked.keep(found)
+    return found
 
 
 def _serving(
@@ -127,21 +129,24 @@ def gaps(asked: Asked) -> Record:
 
     found: Record = {}
     acts: dict[str, Callable[[], object]] = {}
-    for shape in dict.fromkeys(asked.shapes):
+    for stepping, shape in product(steppings(asked.device), dict.fromkeys(asked.shapes)):  # branches of both come last
         model = served_shape(shape, torch.bfloat16, SOURCE, LONGEST, 0, asked.device)
         ways: list[tuple[str, Policy]] = [("", Full()), (" early", Static(max(1, model.spec.num_layers // 4)))]
-        for stepping, (kind, policy) in product(steppings(asked.device), ways):
+        for kind, policy in ways:
             name = f"{shape} {stepping.value}{kind}"
             try:
                 engine = running(model, stepping, policy)
                 found[name] = gap_of(engine, asked.device)
                 acts[name] = step_again(engine)
-            except CalmError as error:
+            except Exception as error:
                 if stepping is not Stepping.branches:
                     raise
-                found[name] = {"why": str(error)}
+                found[name] = {"why": f"{type(error).__name__}: {error}"}
+            asked.keep(found)
     for name, act in acts.items():  # once a profiler has begun, everything is slower
-        found[name]["kernels"] = kernels_of(act, asked.device)
+        if Stepping.branches.value not in name:  # CUPTI 13.0 may bring the process down over conditional nodes
+            found[name] |= kernels_of(act, asked.device)
+            asked.keep(found)
     return found
 
 
@@ -159,7 +164,11 @@ def running(model: ServedModel, stepping: Stepping, policy: Policy) -> Engine:
 
 
 def gap_of(engine: Engine, device: str) -> Record:
-    """Of the row's next steps; it goes on running, so that its exits stay."""
+    """Of the row's next steps; it goes on running, so that its exits stay.
+
+    ``device_s``: of the same step sent again and again without a word of the host in between, but for segments', whose
+    host waits for each layer's flag: of them it is no share of the device.
+    """
     began, steps = time.perf_counter(), LONGEST // 2
     for _ in range(steps):
         engine.step()
@@ -184,16 +193,20 @@ def step_again(engine: Engine) -> Callable[[], object]:
     return machine.stepped(Rule(BatchRule.own), 1)
 
 
-def kernels_of(act: Callable[[], object], device: str) -> int | None:
-    """Kernels that one call runs on the device; None where nobody counts them."""
+def kernels_of(act: Callable[[], object], device: str) -> Record:
+    """``kernels``: what one call runs on the device, copies and fills included; None where nobody counts, and why."""
     if device != "cuda":
-        return None
+        return {"kernels": None, "uncounted": "no CUDA device"}
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        act()
-        torch.cuda.synchronize()
-    return sum(int(event.count) for event in seen.key_averages() if str(event.device_type).endswith("CUDA"))
+    try:
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            act()
+            torch.cuda.synchronize()
+        count = sum(int(event.count) for event in seen.key_averages() if str(event.device_type).endswith("CUDA"))
+    except Exception as error:
+        return {"kernels": None, "uncounted": f"{type(error).__name__}: {str(error)[:200]}"}
+    return {"kernels": count} if count else {"kernels": None, "uncounted": "the profiler saw none"}
 
 
 def transformers(asked: Asked) -> Record:
@@ -224,11 +237,24 @@ def transformers(asked: Asked) -> Record:
             def call(tokens: int, extra: dict[str, Any] = extra, model: Any = model, ids: Any = ids) -> None:
                 model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, **extra)
 
+            graphs = compiled_graphs()
             try:
-                found[f"{shape} {name}"] = {"decode_s": decode_seconds(call, device)}
+                timed_s = decode_seconds(call, device)
+                if extra and compiled_graphs() == graphs:
+                    found[f"{shape} {name}"] = {"why": "transformers compiled nothing", "uncompiled_decode_s": timed_s}
+                else:
+                    found[f"{shape} {name}"] = {"decode_s": timed_s}
             except Exception as error:
                 found[f"{shape} {name}"] = {"why": f"{type(error).__name__}: {str(error)[:200]}"}
+            asked.keep(found)
     return found
+
+
+def compiled_graphs() -> int:
+    """That torch.compile has made in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
 
 
 def decode_seconds(call: Callable[[int], object], device: str) -> float:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,6 +103,39 @@ def test_a_process_that_dies_is_a_part_that_failed(tmp_path: Path, monkeypatch: 
     assert "its process ended with status 1 and left no record" in record(tmp_path)["parts"]["gaps"]["why"]
 
 
+def test_what_a_part_had_found_stays_when_its_process_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(command: list[str], timeout: float) -> Any:
+        asked_for([word for word in command if "=" in word], list(PARTS)).keep({"tiny whole": {"gap_share": 0.5}})
+        return SimpleNamespace(returncode=-11)
+
+    monkeypatch.setattr(gpu_check, "subprocess", SimpleNamespace(run=dies, TimeoutExpired=TimeoutError))
+    assert main(["device=cpu", "parts=gaps", f"out={tmp_path}"]) == gpu_check.FAILED
+    found = record(tmp_path)["parts"]["gaps"]
+    assert found["status"] == "failed" and found["why"] == "its process ended with status -11"
+    assert found["tiny whole"] == {"gap_share": 0.5} and not list(tmp_path.glob(".*.json"))
+
+
+def test_what_a_part_had_found_stays_when_it_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(asked: Asked) -> dict[str, Any]:
+        asked.keep({"small": 1})
+        asked.keep({"base": 2})
+        raise RuntimeError("the card is gone")
+
+    monkeypatch.setattr(gpu_check, "_in_a_process", lambda name, asked, seconds: gpu_check._measured(name, asked))
+    monkeypatch.setitem(gpu_parts.PARTS, "core", breaks)
+    assert main(["device=cpu", "parts=core", f"out={tmp_path}"]) == gpu_check.FAILED
+    found = record(tmp_path)["parts"]["core"]
+    assert (found["status"], found["small"], found["base"]) == ("failed", 1, 2) and "the card is gone" in found["why"]
+
+
+def test_a_part_may_say_itself_that_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_check, "_in_a_process", lambda name, asked, seconds: gpu_check._measured(name, asked))
+    wrong = {"status": "failed", "why": "off", "relative_errors": {"layer": 0.3}}
+    monkeypatch.setitem(gpu_parts.PARTS, "kernels", lambda asked: wrong)
+    assert main(["device=cpu", "parts=kernels", f"out={tmp_path}"]) == gpu_check.FAILED
+    assert record(tmp_path)["parts"]["kernels"].items() >= wrong.items()
+
+
 def test_what_the_same_code_has_measured_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_check, "_in_a_process", lambda name, asked, seconds: {"status": "measured", "name": name})
     asked = ["device=cpu", f"out={tmp_path}"]
@@ -182,3 +216,8 @@ def test_goals_read_the_parts_as_they_are_written() -> None:
     assert measured["base, batch 1: over transformers, compiled"] == 3.5
     assert measured["small, batch 1: over transformers, eager"] == 7.0
     assert None not in measured.values()
+    broken = part | {"base ours": {"decode_s": None}, "small ours": {"decode_s": 0.0}}  # what was no number is null
+    left = {goal["goal"]: goal["measured"] for goal in gpu_check.goals_of(dict.fromkeys(PARTS, broken), Asked())}
+    assert [name for name, value in left.items() if value is None] == [
+        f"{shape}, batch 1: over transformers, {how}" for how in ("compiled", "eager") for shape in ("base", "small")
+    ]

@@ -5,8 +5,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from calm.config import BatchRule, RunnerName
@@ -83,14 +85,16 @@ def test_a_stage_that_fails_leaves_the_others(tmp_path: Path) -> None:
     def breaks(seconds: float) -> dict[str, float]:
         raise RuntimeError("the card\nis gone")
 
-    stages = Stages(tmp_path, time.monotonic() + 50)
+    kept: list[dict[str, Any]] = []
+    stages = Stages(tmp_path, time.monotonic() + 50, lambda found: kept.append(dict(found)))
     assert not stages.run("first", 0.5, breaks)
     assert stages.run("second", 0.5, lambda seconds: {"seconds": seconds, "nan": float("nan")})
     assert stages.failed == ["first: RuntimeError: the card is gone"]
     told = json.loads((tmp_path / "summary.json").read_text())
     assert told["first"]["why"] == "RuntimeError: the card is gone"
     assert told["second"]["seconds"] == pytest.approx(25, abs=2) and told["second"]["nan"] is None
-    late = Stages(tmp_path, time.monotonic() - 1)
+    assert [sorted(each) for each in kept] == [["first"], ["first", "second"]]
+    late = Stages(tmp_path, time.monotonic() - 1, kept.append)
     assert not late.run("late", 1.0, breaks)
     assert "over before it could begin" in late.failed[0]
 
@@ -105,6 +109,15 @@ def test_a_stage_ends_with_its_share_of_the_time() -> None:
     assert time.monotonic() - began < 3
 
 
+def test_a_stage_does_not_end_in_the_middle_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = time.monotonic()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: time.monotonic() < began + 0.5)
+    with pytest.raises(Over), at_most(0.05):
+        time.sleep(5)
+    assert 0.5 < time.monotonic() - began < 3
+
+
 def test_a_stage_ends_in_the_middle_of_an_engines_step(tmp_path: Path) -> None:
     """Which takes whatever a step raises for a row's own, and goes on."""
     engine = engine_of(BatchRule.own, runner=RunnerName.graph, max_batch=2)
@@ -113,7 +126,7 @@ def test_a_stage_ends_in_the_middle_of_an_engines_step(tmp_path: Path) -> None:
         while True:
             engine.generate(texts(8), ignore_eos=True)
 
-    stages, began = Stages(tmp_path, time.monotonic() + 0.5), time.monotonic()
+    stages, began = Stages(tmp_path, time.monotonic() + 0.5, lambda found: None), time.monotonic()
     assert not stages.run("decoding", 1.0, decodes)
     assert time.monotonic() - began < 5 and "Over: it was ended after" in stages.failed[0]
 
