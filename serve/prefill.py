@@ -93,13 +93,13 @@ class Prefill:
     def __call__(self, sources: Sequence[Sequence[int]]) -> list[CrossKV]:
         """Cross K/V of at most ``rows`` sources of one padded length."""
         length = self.padded(max(len(source) for source in sources))
-        ids = torch.zeros((self.rows, length), dtype=torch.long, device=self._device)
-        mask = torch.zeros((self.rows, length), dtype=torch.bool, device=self._device)
+        ids = torch.zeros((self.rows, length), dtype=torch.long)
+        mask = torch.zeros((self.rows, length), dtype=torch.bool)
         mask[:, 0] = True  # a row without any position would be NaN
         for i, source in enumerate(sources):
-            ids[i, : len(source)] = torch.tensor(list(source), device=self._device)
+            ids[i, : len(source)] = torch.tensor(list(source))
             mask[i, : len(source)] = True
-        keys, values = self._cross(self._encode(ids, mask))
+        keys, values = self._cross(self._encode(ids.to(self._device), mask.to(self._device)))
         return [
             (keys[:, i, :, : len(source)].clone(), values[:, i, :, : len(source)].clone())
             for i, source in enumerate(sources)
