@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Set
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +48,11 @@ def usual_tiles(spec: DecoderSpec) -> Tiles:
     return Tiles(n=32, k=32, words=64) if spec.tensors["embed"].dtype is torch.float32 else Tiles()
 
 
+def _index(measure: Measure, asked: Set[Measure]) -> int:
+    """As frames have it; -1 where nobody asks."""
+    return MEASURES.index(measure) if measure in asked else -1
+
+
 class TritonOps(TorchOps):
     """Buffers between the kernels of a step hold ``most`` rows and keep their places."""
 
@@ -60,9 +65,8 @@ class TritonOps(TorchOps):
         self._mixed = torch.zeros(most, heads, dtype=dtype, device=device)
         self._inner = torch.zeros(most, spec.d_ff, dtype=spec.tensors["1.ffn_down"].dtype, device=device)
         count = triton.cdiv(spec.vocab_size, self._tiles.words)
-        self._stats = torch.zeros(count, most, STATS, device=device)
+        self._stats = torch.zeros(STATS, most, count, device=device)
         self._chosen = torch.zeros(most, dtype=torch.long, device=device)
-        self._sums = torch.zeros(most, 4, device=device)
         self._executed = torch.zeros(most, dtype=torch.long, device=device)
         self._live = torch.zeros((), dtype=torch.int32, device=device)
         self._everyone = torch.arange(most, dtype=torch.int32, device=device)
@@ -88,10 +92,12 @@ class TritonOps(TorchOps):
         self.words(frame)
         speak_kernel[(1,)](
             self._chosen, frame.crossed, frame.crossing, frame.layers, frame.live, frame.slots, frame.steps,
-            frame.said, self._executed, slots.position, slots.token, frame.size, self.parts.spec.num_layers,
-            HOLDS=rule.holds, LEAVES=rule.leaves, BLOCK=max(32, triton.next_power_of_2(frame.size)),
+            frame.said, self._executed, self.parts.exits.fills, slots.position, slots.token, frame.size,
+            self.parts.spec.num_layers,
+            HOLDS=rule.holds, LEAVES=rule.leaves, ROW_EXACT=rule.row_exact,
+            BLOCK=max(32, triton.next_power_of_2(frame.size)),
         )  # fmt: skip
-        self.backfill(frame, self.written(frame, self._executed[: frame.size], rule))
+        self.backfill(frame, self._executed[: frame.size])
 
     def layer(self, layer: int, frame: Frame, holds: bool) -> None:
         spec, slots, packed, tiles = self.parts.spec, self.parts.slots, self._packed, self._tiles
@@ -143,58 +149,43 @@ class TritonOps(TorchOps):
         )  # fmt: skip
 
     def confide(self, layer: int, frame: Frame, asked: Asked, holds: bool) -> None:
-        spec, measures = self.parts.spec, [measure for measure, _ in asked]
-        frame.confidence.fill_(float("nan"))
-        if any(measure in HEAD_MEASURES for measure in measures):
-            self._look(frame, frame.order, frame.active)
-            self._by_head(layer, frame, asked)
-        state, classifier = (
-            MEASURES.index(each) if each in measures else -1 for each in (Measure.state, Measure.classifier)
-        )
-        if max(state, classifier) >= 0:
+        spec, measures = self.parts.spec, {measure for measure, _ in asked}
+        by_head = not measures.isdisjoint(HEAD_MEASURES)
+        if by_head:
+            self._look(frame, frame.order, frame.active, measures, first=layer == self._first)
+        if measures & {Measure.state, Measure.classifier}:
             states_kernel[(frame.size,)](
                 frame.hidden, frame.previous, self._weight, self._offset, frame.measures, frame.confidence,
                 frame.order, frame.active, spec.d_model,
-                STATE=state, CLASSIFIER=classifier, FIRST=layer == 1,
-                BLOCK=min(1024, triton.next_power_of_2(spec.d_model)),
+                STATE=_index(Measure.state, measures), CLASSIFIER=_index(Measure.classifier, measures),
+                FIRST=layer == 1, ALONE=not by_head, BLOCK=min(1024, triton.next_power_of_2(spec.d_model)),
             )  # fmt: skip
         if self.parts.record:
             self.note(layer, frame, holds)
 
-    def _look(self, frame: Frame, order: Tensor, active: Tensor) -> None:
-        """The best words of these rows and their sums."""
-        spec, tiles, count = self.parts.spec, self._tiles, self._stats.shape[0]
+    def _look(
+        self,
+        frame: Frame,
+        order: Tensor,
+        active: Tensor,
+        measures: Set[Measure] = frozenset(),
+        *,
+        first: bool = False,
+    ) -> None:
+        """The best words of these rows; with ``measures`` the confidences of those who ask for one of the head's."""
+        spec, tiles, (_, most, count) = self.parts.spec, self._tiles, self._stats.shape
         words_kernel[(triton.cdiv(frame.size, ROWS), count)](
-            frame.hidden, spec.tensors["final_norm"], spec.tensors["head"], self._stats, order, active,
-            self._stats.shape[1], spec.vocab_size, spec.d_model, spec.norm_eps, spec.head_scale,
-            STATS=STATS, ROWS=ROWS, BLOCK_N=tiles.words, BLOCK_K=tiles.k,
+            frame.hidden, spec.tensors["final_norm"], spec.tensors["head"], self._stats, order, active, most, count,
+            spec.vocab_size, spec.d_model, spec.norm_eps, spec.head_scale,
+            ROWS=ROWS, BLOCK_N=tiles.words, BLOCK_K=tiles.k,
         )  # fmt: skip
         choose_kernel[(frame.size,)](
-            self._stats, order, active, self._chosen, self._sums, self._stats.shape[1], count,
-            STATS=STATS, BLOCK=triton.next_power_of_2(count),
+            self._stats, order, active, self._chosen, frame.measures, frame.run_lengths, frame.words, frame.run,
+            frame.confidence, math.log(spec.vocab_size), most, count,
+            CONFIDES=bool(measures), SOFTMAX=_index(Measure.softmax, measures),
+            MAX_PROB=_index(Measure.max_prob, measures), ENTROPY=_index(Measure.entropy, measures),
+            AGREEMENT=_index(Measure.agreement, measures), FIRST=first, BLOCK=triton.next_power_of_2(count),
         )  # fmt: skip
-
-    def _by_head(self, layer: int, frame: Frame, asked: Asked) -> None:
-        """Confidences from the sums: softmax margin, largest probability, entropy, agreement."""
-        chosen, (best, second, total, below) = self._chosen[: frame.size], self._sums[: frame.size].unbind(1)
-        first = 1.0 / total
-        by_measure: dict[Measure, Callable[[], Tensor]] = {
-            Measure.softmax: lambda: first - (second - best).exp() / total,
-            Measure.max_prob: lambda: first,
-            Measure.entropy: lambda: 1.0 - (total.log() - below) / math.log(self.parts.spec.vocab_size),
-            Measure.agreement: lambda: frame.run,
-        }
-        if any(measure is Measure.agreement for measure, _ in asked):
-            same = chosen == frame.words
-            once = torch.ones_like(frame.run)
-            frame.run.copy_(once if layer == self._first else torch.where(same, frame.run + 1, once))
-            frame.words.copy_(chosen)
-        for measure, run_length in asked:
-            if measure not in HEAD_MEASURES:
-                continue
-            found = by_measure[measure]() / max(run_length, 1)
-            mine = (frame.measures == MEASURES.index(measure)) & (frame.run_lengths == run_length)
-            frame.confidence.copy_(torch.where(mine, found.clamp(0.0, 1.0), frame.confidence))
 
     def settle(self, layer: int, frame: Frame, rule: Rule, confident: bool) -> None:
         settle_kernel[(1,)](

@@ -18,6 +18,7 @@ def states_kernel(
     STATE: tl.constexpr,  # index of the measure ``state``; -1: nobody asks
     CLASSIFIER: tl.constexpr,
     FIRST: tl.constexpr,  # there is no layer before this one
+    ALONE: tl.constexpr,  # nobody else has said anything: rows that ask for neither get NaN
     BLOCK: tl.constexpr,
 ):
     """Cosine with the layer before, and P(exit)."""
@@ -25,6 +26,9 @@ def states_kernel(
         return
     row = tl.load(order + tl.program_id(0)).to(tl.int64)
     asked = tl.load(measures + row)
+    if ALONE:
+        if (asked < 0) | ((asked != STATE) & (asked != CLASSIFIER)):
+            tl.store(confidence + row, float("nan"))
     dot = tl.zeros((BLOCK,), dtype=tl.float32)
     mine = tl.zeros((BLOCK,), dtype=tl.float32)
     theirs = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -196,13 +200,15 @@ def speak_kernel(
     slots,
     steps,
     said,  # (5, B): token, crossing, emission, executed, involuntary
-    executed,  # (B,) for backfill
+    executed,  # (B,) for backfill: those whose K and V need no filling
+    fills,  # by slot: whether any token of the row reads what is above its fixed depth
     position,  # by slot: what the next step begins with
     token,
     size,
     num_layers,
     HOLDS: tl.constexpr,
     LEAVES: tl.constexpr,
+    ROW_EXACT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """What the rows said, and what their slots decode next; one program for all rows."""
@@ -220,7 +226,11 @@ def speak_kernel(
     tl.store(said + 2 * size + row, emission, mask=there)
     tl.store(said + 3 * size + row, ran, mask=there)
     tl.store(said + 4 * size + row, early.to(tl.int64), mask=there)
-    tl.store(executed + row, ran, mask=there)
     slot = tl.load(slots + row, mask=there, other=0)
+    if ROW_EXACT:
+        read = tl.load(fills + slot, mask=there, other=1) != 0
+        tl.store(executed + row, tl.where(read, ran, num_layers), mask=there)
+    else:
+        tl.store(executed + row, ran, mask=there)
     tl.store(position + slot, tl.load(steps + row, mask=there, other=0) + 1, mask=alive)
     tl.store(token + slot, tl.maximum(word, 0), mask=alive)

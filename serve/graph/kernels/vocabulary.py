@@ -17,15 +17,15 @@ def words_kernel(
     x,  # (B, k)
     norm,
     weight,  # (vocab, k)
-    stats,  # (tiles, B, STATS) fp32
+    stats,  # (STATS, B, tiles) fp32
     order,
     active,
     size,  # B
+    tiles,
     vocab,
     k,
     eps,
     head_scale,
-    STATS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -46,48 +46,75 @@ def words_kernel(
     mine = tl.arange(0, BLOCK_N)[None, :] == place[:, None]
     second = tl.max(tl.where(mine, float("-inf"), logits), axis=1)
     share = tl.where(known[None, :], tl.exp(logits - best[:, None]), 0.0)
-    target = stats + (tl.program_id(1) * size + rows) * STATS
+    target, one = stats + rows * tiles + tl.program_id(1), size * tiles
     tl.store(target, best, mask=there)
-    tl.store(target + 1, (tl.program_id(1) * BLOCK_N + place).to(tl.float32), mask=there)
-    tl.store(target + 2, second, mask=there)
-    tl.store(target + 3, tl.where(broken, float("nan"), tl.sum(share, axis=1)), mask=there)
-    tl.store(target + 4, tl.sum(share * tl.where(share > 0.0, logits - best[:, None], 0.0), axis=1), mask=there)
+    tl.store(target + one, (tl.program_id(1) * BLOCK_N + place).to(tl.float32), mask=there)
+    tl.store(target + 2 * one, second, mask=there)
+    tl.store(target + 3 * one, tl.where(broken, float("nan"), tl.sum(share, axis=1)), mask=there)
+    further = tl.sum(share * tl.where(share > 0.0, logits - best[:, None], 0.0), axis=1)
+    tl.store(target + 4 * one, further, mask=there)
 
 
 @triton.jit
 def choose_kernel(
-    stats,
+    stats,  # (STATS, B, tiles)
     order,
     active,
     chosen,  # (B,) the best word of each row; -1 where it has no number
-    sums,  # (B, 4) fp32: best, second, sum of exponentials over exp(best), mean distance from the best logit
+    measures,  # (B,), and from here on where CONFIDES
+    run_lengths,
+    words,  # (B,) of ``agreement``: the word of the check before
+    run,  # (B,) and how many checks in a row said it
+    confidence,  # (B,) of those who ask for one of these measures; NaN for the others
+    widest,  # ln of the vocabulary
     size,
     tiles,
-    STATS: tl.constexpr,
+    CONFIDES: tl.constexpr,
+    SOFTMAX: tl.constexpr,  # index of the measure; -1: nobody asks
+    MAX_PROB: tl.constexpr,
+    ENTROPY: tl.constexpr,
+    AGREEMENT: tl.constexpr,
+    FIRST: tl.constexpr,  # no layer was checked before this one
     BLOCK: tl.constexpr,  # the power of two that holds ``tiles``
 ):
-    """Of all tiles, one program a row."""
+    """Of all tiles, one program a row: its word, and how sure it is."""
     if tl.program_id(0) >= tl.load(active):
         return
     row = tl.load(order + tl.program_id(0)).to(tl.int64)
     tile = tl.arange(0, BLOCK)
     there = tile < tiles
-    at = stats + (tile * size + row) * STATS
+    at, one = stats + row * tiles + tile, size * tiles
     best = tl.load(at, mask=there, other=float("-inf"))
+    named = tl.load(at + one, mask=there, other=0.0)
+    seconds = tl.load(at + 2 * one, mask=there, other=float("-inf"))
+    shares = tl.load(at + 3 * one, mask=there, other=0.0)
+    distances = tl.load(at + 4 * one, mask=there, other=0.0)
     top = tl.max(best, axis=0)
-    which = tl.argmax(best, axis=0)
-    winner = tile == which
-    word = tl.sum(tl.where(winner, tl.load(at + 1, mask=there, other=0.0), 0.0), axis=0)
-    others = tl.max(tl.where(winner, float("-inf"), best), axis=0)
-    beside = tl.max(tl.where(winner, tl.load(at + 2, mask=there, other=float("-inf")), float("-inf")), axis=0)
+    winner = tile == tl.argmax(best, axis=0)
     shrink = tl.where(there, tl.exp(best - top), 0.0)
-    shares = tl.load(at + 3, mask=there, other=0.0)
-    further = tl.where(shrink > 0.0, best - top, 0.0) * shares + tl.load(at + 4, mask=there, other=0.0)
     total = tl.sum(shrink * shares, axis=0)
-    weighted = tl.sum(shrink * further, axis=0)
     sound = (total == total) & (tl.abs(top) < float("inf"))
-    tl.store(chosen + row, tl.where(sound, word.to(tl.int64), -1))
-    tl.store(sums + row * 4, tl.where(sound, top, float("nan")))
-    tl.store(sums + row * 4 + 1, tl.maximum(others, beside))
-    tl.store(sums + row * 4 + 2, total)
-    tl.store(sums + row * 4 + 3, weighted / total)
+    word = tl.where(sound, tl.sum(tl.where(winner, named, 0.0), axis=0).to(tl.int64), -1)
+    tl.store(chosen + row, word)
+    if CONFIDES:
+        asked = tl.load(measures + row)
+        found = tl.full((), float("nan"), dtype=tl.float32)
+        if SOFTMAX >= 0:
+            others = tl.max(tl.where(winner, float("-inf"), best), axis=0)
+            second = tl.maximum(others, tl.max(tl.where(winner, seconds, float("-inf")), axis=0))
+            found = tl.where(asked == SOFTMAX, (1.0 - tl.exp(second - top)) / total, found)
+        if MAX_PROB >= 0:
+            found = tl.where(asked == MAX_PROB, 1.0 / total, found)
+        if ENTROPY >= 0:
+            further = tl.where(shrink > 0.0, best - top, 0.0) * shares + distances
+            mean = tl.sum(shrink * further, axis=0) / total
+            found = tl.where(asked == ENTROPY, 1.0 - (tl.log(total) - mean) / widest, found)
+        if AGREEMENT >= 0:
+            times = tl.full((), 1, dtype=tl.int64)
+            if not FIRST:
+                times = tl.where(tl.load(words + row) == word, tl.load(run + row) + 1, times)
+            tl.store(words + row, word)
+            tl.store(run + row, times)
+            enough = tl.maximum(tl.load(run_lengths + row), 1)
+            found = tl.where(asked == AGREEMENT, times.to(tl.float32) / enough.to(tl.float32), found)
+        tl.store(confidence + row, tl.where(found == found, tl.minimum(tl.maximum(found, 0.0), 1.0), found))

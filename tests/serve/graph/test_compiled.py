@@ -23,6 +23,7 @@ from serve.graph.kernels.vocabulary import choose_kernel, words_kernel
 kind, n, k, words = sys.argv[1], *map(int, sys.argv[2:])
 real, tile = "*" + kind, dict(ROWS=16, BLOCK_N=n, BLOCK_K=k)
 LISTS = dict(order="*i32", active="*i32")
+SURE = dict(measures="*i64", run_lengths="*i64", words="*i64", run="*i64", confidence="*fp32", widest="fp32")
 STEPS = dict(key_steps="*fp32", value_steps="*fp32")
 CASES = {
     "linear": (linear_kernel, dict(x=real, norm=real, weight=real, out=real, crossed="*i1", **LISTS, n="i32", k="i32", eps="fp32"), dict(NORMED=True, ADDS=True, HOLDS=True, **tile)),
@@ -34,13 +35,14 @@ CASES = {
     "attention self": (attention_kernel, dict(queries=real, keys=real, values=real, lengths="*i64", bias="*fp32", **STEPS, slots="*i64", **LISTS, out=real, heads="i32", positions="i32", scale="fp32"), dict(BIASED=True, COARSE=False, WIDTH=64, WIDE=64, BLOCK=64)),
     "attention cross": (attention_kernel, dict(queries=real, keys=real, values=real, lengths="*i32", bias="*fp32", **STEPS, slots="*i64", **LISTS, out=real, heads="i32", positions="i32", scale="fp32"), dict(BIASED=False, COARSE=False, WIDTH=64, WIDE=64, BLOCK=64)),
     "attention int8": (attention_kernel, dict(queries=real, keys="*i8", values="*i8", lengths="*i32", bias="*fp32", **STEPS, slots="*i64", **LISTS, out=real, heads="i32", positions="i32", scale="fp32"), dict(BIASED=False, COARSE=True, WIDTH=64, WIDE=64, BLOCK=64)),
-    "words": (words_kernel, dict(x=real, norm=real, weight=real, stats="*fp32", **LISTS, size="i32", vocab="i32", k="i32", eps="fp32", head_scale="fp32"), dict(STATS=5, ROWS=16, BLOCK_N=words, BLOCK_K=k)),
-    "choose": (choose_kernel, dict(stats="*fp32", **LISTS, chosen="*i64", sums="*fp32", size="i32", tiles="i32"), dict(STATS=5, BLOCK=512)),
-    "states": (states_kernel, dict(hidden=real, previous=real, weight="*fp32", offset="fp32", measures="*i64", confidence="*fp32", **LISTS, d="i32"), dict(STATE=1, CLASSIFIER=2, FIRST=False, BLOCK=512)),
-    "states first": (states_kernel, dict(hidden=real, previous=real, weight="*fp32", offset="fp32", measures="*i64", confidence="*fp32", **LISTS, d="i32"), dict(STATE=1, CLASSIFIER=-1, FIRST=True, BLOCK=512)),
+    "words": (words_kernel, dict(x=real, norm=real, weight=real, stats="*fp32", **LISTS, size="i32", tiles="i32", vocab="i32", k="i32", eps="fp32", head_scale="fp32"), dict(ROWS=16, BLOCK_N=words, BLOCK_K=k)),
+    "choose": (choose_kernel, dict(stats="*fp32", **LISTS, chosen="*i64", **SURE, size="i32", tiles="i32"), dict(CONFIDES=False, SOFTMAX=-1, MAX_PROB=-1, ENTROPY=-1, AGREEMENT=-1, FIRST=False, BLOCK=512)),
+    "choose, sure": (choose_kernel, dict(stats="*fp32", **LISTS, chosen="*i64", **SURE, size="i32", tiles="i32"), dict(CONFIDES=True, SOFTMAX=0, MAX_PROB=3, ENTROPY=4, AGREEMENT=5, FIRST=False, BLOCK=512)),
+    "states": (states_kernel, dict(hidden=real, previous=real, weight="*fp32", offset="fp32", measures="*i64", confidence="*fp32", **LISTS, d="i32"), dict(STATE=1, CLASSIFIER=2, FIRST=False, ALONE=False, BLOCK=512)),
+    "states first": (states_kernel, dict(hidden=real, previous=real, weight="*fp32", offset="fp32", measures="*i64", confidence="*fp32", **LISTS, d="i32"), dict(STATE=1, CLASSIFIER=-1, FIRST=True, ALONE=True, BLOCK=512)),
 }
 CASES["begin"] = (begin_kernel, dict(given="*i64", position="*i64", token="*i64", all_thresholds="*fp32", all_depths="*i64", all_measures="*i64", all_run_lengths="*i64", embed=real, slots="*i64", steps="*i64", tokens="*i64", live="*i1", thresholds="*fp32", depths="*i64", measures="*i64", run_lengths="*i64", hidden=real, crossed="*i1", crossing="*i64", runs="*i1", run="*i64", stopped="*i1", layers="*i64", **LISTS, count="*i32", size="i32", positions="i32", num_layers="i32", d="i32"), dict(LAYERS=8, BLOCK=512, ROWS=32))
-CASES["speak"] = (speak_kernel, dict(chosen="*i64", crossed="*i1", crossing="*i64", layers="*i64", live="*i1", slots="*i64", steps="*i64", said="*i64", executed="*i64", position="*i64", token="*i64", size="i32", num_layers="i32"), dict(HOLDS=True, LEAVES=False, BLOCK=32))
+CASES["speak"] = (speak_kernel, dict(chosen="*i64", crossed="*i1", crossing="*i64", layers="*i64", live="*i1", slots="*i64", steps="*i64", said="*i64", executed="*i64", fills="*i1", position="*i64", token="*i64", size="i32", num_layers="i32"), dict(HOLDS=True, LEAVES=False, ROW_EXACT=True, BLOCK=32))
 ROWS = dict(live="*i1", runs="*i1", crossed="*i1", crossing="*i64", depths="*i64", confidence="*fp32", thresholds="*fp32", stopped="*i1", layers="*i64", **LISTS, size="i32", num_layers="i32", share="fp32", layer="i32")
 for rule in ("all", "quantile", "lockstep"):
     CASES["settle " + rule] = (settle_kernel, ROWS, dict(CONFIDENT=True, LEAVES=rule == "all", RULE=rule, BLOCK=32))
@@ -74,4 +76,4 @@ def test_kernels_compile_for_hopper(kind: str, n: int, k: int, words: int, tmp_p
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
-    assert len(told) == 18 and max(told.values()) <= SHARED, told
+    assert len(told) == 19 and max(told.values()) <= SHARED, told

@@ -16,6 +16,7 @@ from calm.config import BatchRule, Measure, RunnerName, Weights  # noqa: E402
 from calm.policies import Static  # noqa: E402
 from calm.rules import Rule  # noqa: E402
 from serve.engine import Engine  # noqa: E402
+from serve.exits import MEASURES as MEASURE_INDEX  # noqa: E402
 from serve.graph.frame import GIVEN, Frame  # noqa: E402
 from serve.graph.ops import TorchOps  # noqa: E402
 from serve.graph.program import Program  # noqa: E402
@@ -38,6 +39,8 @@ MEASURES = {
     "classifier": [Measure.classifier],
     "max_prob-entropy": [Measure.max_prob, Measure.entropy],
     "agreement": [Measure.agreement],
+    "state-classifier": [Measure.state, Measure.classifier],
+    "entropy-state": [Measure.entropy, Measure.state],
     "all": list(Measure),
 }
 WITHIN = ("hidden", "previous", "confidence", "words", "run")  # what the rows that run leave behind in a layer
@@ -149,6 +152,33 @@ def test_confidences(shape: str, measures: list[Measure]) -> None:
         assert asked.isfinite().any() or (layer == 1 and measures == [Measure.state])
 
 
+@pytest.mark.parametrize("measures", MEASURES.values(), ids=MEASURES)
+def test_rows_that_ask_for_nothing_have_no_confidence(measures: list[Measure]) -> None:
+    """Whatever stood there, and whoever is asked beside them."""
+    beside = Beside("v1.1", measures)
+    frame = beside.frame
+    frame.measures[1] = -1
+    frame.run_lengths[1] = 0
+    for layer in (1, 2):
+        beside.triton.layer(layer, frame, True)
+        frame.confidence.fill_(0.5)
+        found = beside.alike(lambda ops, layer=layer: ops.confide(layer, frame, beside.asked, True))
+        assert found["confidence"][1].isnan()
+        beside.triton.confide(layer, frame, beside.asked, True)
+
+
+def test_rows_agree_over_runs_of_their_own_length() -> None:
+    beside = Beside("v1.1", [Measure.agreement])
+    frame = beside.frame
+    frame.run_lengths.copy_(torch.tensor([1, 2, 3, 4, 2, 0]))
+    asked = tuple((Measure.agreement, length) for length in (1, 2, 3, 4))
+    for layer in (1, 2, 3):
+        beside.triton.layer(layer, frame, True)
+        found = beside.alike(lambda ops, layer=layer: ops.confide(layer, frame, asked, True))
+        assert found["confidence"][0] == 1.0 and found["confidence"][3] <= layer / 4
+        beside.triton.confide(layer, frame, asked, True)
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name.value)
 def test_who_crosses_and_who_runs_on(rule: Rule) -> None:
     """Random flags, many times; a step that has ended stays ended."""
@@ -197,9 +227,10 @@ def test_of_equal_words_the_first_wins_in_and_across_tiles() -> None:
     frame.hidden.copy_(head[[7, 30]] / model.spec.tensors["final_norm"])
     ops._live.fill_(2)
     assert ops.words(frame).tolist() == engine.machine.ops.words(frame).tolist()
-    ops._look(frame, ops._everyone, ops._live)
+    frame.measures.fill_(MEASURE_INDEX.index(Measure.softmax))
+    ops._look(frame, ops._everyone, ops._live, {Measure.softmax})
     if int(ops._chosen[0]) == 7:
-        assert ops._sums[0, 0] == ops._sums[0, 1]  # the second best is its twin
+        assert frame.confidence[0] == 0.0  # the second best is its twin
 
 
 def test_backfill_fills_what_each_row_lacks_and_nothing_else() -> None:
@@ -231,6 +262,7 @@ def test_a_step_begins_with_what_it_is_given_or_where_its_slot_was_left() -> Non
 def test_rows_speak_and_their_slots_know_what_comes_next(rule: Rule) -> None:
     beside, draw = Beside("v1.1", [Measure.softmax]), torch.Generator().manual_seed(5)
     frame = beside.frame
+    beside.machine.parts.exits.fills[frame.slots[:2]] = False  # nobody reads above their depth
     for layers in (1, 2, 4):
         frame.layers.fill_(layers)
         frame.crossing.copy_(torch.randint(1, 5, (BUCKET,), generator=draw))
