@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from calm.confidence import HEAD_MEASURES
 from calm.config import BatchRule, Measure
-from calm.models.base import DecoderSpec
 from calm.rules import Rule
 
 from ..exits import MEASURES
@@ -23,29 +21,9 @@ from .kernels.rows import begin_kernel, settle_kernel, speak_kernel, states_kern
 from .kernels.vocabulary import STATS, choose_kernel, words_kernel
 from .ops import Asked, Parts, TorchOps
 from .packing import Packed
+from .tiles import Tiles
 
 STOPS = {BatchRule.quantile: "quantile", BatchRule.lockstep: "lockstep"}
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """Sizes of the tiles that a program works on: powers of two, at least 16 where there is a product.
-
-    Attributes:
-        n, k: columns of a product's result, and numbers that are summed up at a time.
-        words: of the vocabulary.
-        keys: of an attention.
-    """
-
-    n: int = 32
-    k: int = 128
-    words: int = 128
-    keys: int = 64
-
-
-def usual_tiles(spec: DecoderSpec) -> Tiles:
-    """fp32 has no tensor cores here ('ieee'): its products are spelled out, and larger tiles would not fit."""
-    return Tiles(n=32, k=32, words=64) if spec.tensors["embed"].dtype is torch.float32 else Tiles()
 
 
 class TritonOps(TorchOps):
@@ -54,12 +32,12 @@ class TritonOps(TorchOps):
     def __init__(self, parts: Parts, most: int, tiles: Tiles | None = None) -> None:
         super().__init__(parts)
         spec, device = parts.spec, parts.slots.keys.device
-        self._packed, self._tiles = Packed.of(spec, parts.slots.max_target), tiles or usual_tiles(spec)
+        self._packed, self._tiles = Packed.of(spec, parts.slots.max_target), tiles or Tiles()
         dtype, heads = spec.tensors["embed"].dtype, spec.num_heads * spec.d_kv
         self._queries = torch.zeros(most, heads, dtype=dtype, device=device)
         self._mixed = torch.zeros(most, heads, dtype=dtype, device=device)
         self._inner = torch.zeros(most, spec.d_ff, dtype=spec.tensors["1.ffn_down"].dtype, device=device)
-        count = triton.cdiv(spec.vocab_size, self._tiles.words)
+        count = triton.cdiv(spec.vocab_size, self._tiles.words(dtype).n)
         self._stats = torch.zeros(count, most, STATS, device=device)
         self._chosen = torch.zeros(most, dtype=torch.long, device=device)
         self._sums = torch.zeros(most, 4, device=device)
@@ -94,15 +72,16 @@ class TritonOps(TorchOps):
         self.backfill(frame, self.written(frame, self._executed[: frame.size], rule))
 
     def layer(self, layer: int, frame: Frame, holds: bool) -> None:
-        spec, slots, packed, tiles = self.parts.spec, self.parts.slots, self._packed, self._tiles
+        spec, slots, packed = self.parts.spec, self.parts.slots, self._packed
         tensors, one = spec.tensors, spec.num_heads * spec.d_kv
+        tile = self._tiles.product(frame.hidden.dtype)
         rows = triton.cdiv(frame.size, ROWS)
         which = layer - 1
-        qkv_kernel[(rows, triton.cdiv(3 * one, tiles.n))](
+        qkv_kernel[(rows, triton.cdiv(3 * one, tile.n))](
             frame.hidden, tensors[f"{layer}.self_norm"], packed.qkv[which], self._queries, slots.keys[which],
             slots.values[which], frame.previous, frame.slots, frame.steps, frame.order, frame.active, spec.num_heads,
             slots.max_target, spec.d_model, spec.norm_eps,
-            WIDTH=spec.d_kv, ROWS=ROWS, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
+            WIDTH=spec.d_kv, ROWS=ROWS, BLOCK_N=tile.n, BLOCK_K=tile.k,
         )  # fmt: skip
         self._attend(frame, slots.keys[which], slots.values[which], frame.steps)
         self._linear(frame, self._mixed, None, tensors[f"{layer}.self_o"], frame.hidden, holds)
@@ -112,21 +91,21 @@ class TritonOps(TorchOps):
         self._attend(frame, slots.cross_keys[which], slots.cross_values[which], slots.source_length, steps)
         self._linear(frame, self._mixed, None, tensors[f"{layer}.cross_o"], frame.hidden, holds)
         up = tensors[f"{layer}.ffn_up"]
-        inner_kernel[(rows, triton.cdiv(spec.d_ff, tiles.n))](
+        inner_kernel[(rows, triton.cdiv(spec.d_ff, tile.n))](
             frame.hidden, tensors[f"{layer}.ffn_norm"], tensors[f"{layer}.ffn_gate"] if spec.gated else up, up,
             self._inner, frame.order, frame.active, spec.d_ff, spec.d_model, spec.norm_eps,
-            GATED=spec.gated, ACTIVATION=spec.activation, ROWS=ROWS, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
+            GATED=spec.gated, ACTIVATION=spec.activation, ROWS=ROWS, BLOCK_N=tile.n, BLOCK_K=tile.k,
         )  # fmt: skip
         self._linear(frame, self._inner, None, tensors[f"{layer}.ffn_down"], frame.hidden, holds)
 
     def _linear(self, frame: Frame, x: Tensor, norm: Tensor | None, weight: Tensor, out: Tensor, holds: bool) -> None:
         """``out`` is the residual stream, which is added to, or a buffer."""
-        n, k = weight.shape
-        linear_kernel[(triton.cdiv(frame.size, ROWS), triton.cdiv(n, self._tiles.n))](
+        (n, k), tile = weight.shape, self._tiles.product(weight.dtype)
+        linear_kernel[(triton.cdiv(frame.size, ROWS), triton.cdiv(n, tile.n))](
             x, weight if norm is None else norm, weight, out, frame.crossed, frame.order, frame.active, n, k,
             self.parts.spec.norm_eps,
-            NORMED=norm is not None, ADDS=out is frame.hidden, HOLDS=holds, ROWS=ROWS, BLOCK_N=self._tiles.n,
-            BLOCK_K=self._tiles.k,
+            NORMED=norm is not None, ADDS=out is frame.hidden, HOLDS=holds, ROWS=ROWS, BLOCK_N=tile.n,
+            BLOCK_K=tile.k,
         )  # fmt: skip
 
     def _attend(
@@ -135,11 +114,12 @@ class TritonOps(TorchOps):
         """Over a row's own positions with their bias; with ``steps`` over its source."""
         spec, bias = self.parts.spec, self._packed.bias
         key_steps, value_steps = steps or (bias, bias)
+        block = self._tiles.keys(frame.size, keys.dtype)
         attention_kernel[(frame.size, spec.num_heads)](
             self._queries, keys, values, lengths, bias, key_steps, value_steps, frame.slots, frame.order, frame.active,
             self._mixed, spec.num_heads, keys.shape[2], spec.attention_scale,
             BIASED=steps is None, COARSE=keys.dtype is torch.int8, WIDTH=spec.d_kv,
-            WIDE=triton.next_power_of_2(spec.d_kv), BLOCK=self._tiles.keys,
+            WIDE=triton.next_power_of_2(spec.d_kv), BLOCK=block.keys, STAGES=block.stages, num_warps=block.warps,
         )  # fmt: skip
 
     def confide(self, layer: int, frame: Frame, asked: Asked, holds: bool) -> None:
@@ -163,11 +143,11 @@ class TritonOps(TorchOps):
 
     def _look(self, frame: Frame, order: Tensor, active: Tensor) -> None:
         """The best words of these rows and their sums."""
-        spec, tiles, count = self.parts.spec, self._tiles, self._stats.shape[0]
+        spec, tile, count = self.parts.spec, self._tiles.words(frame.hidden.dtype), self._stats.shape[0]
         words_kernel[(triton.cdiv(frame.size, ROWS), count)](
             frame.hidden, spec.tensors["final_norm"], spec.tensors["head"], self._stats, order, active,
             self._stats.shape[1], spec.vocab_size, spec.d_model, spec.norm_eps, spec.head_scale,
-            STATS=STATS, ROWS=ROWS, BLOCK_N=tiles.words, BLOCK_K=tiles.k,
+            STATS=STATS, ROWS=ROWS, BLOCK_N=tile.n, BLOCK_K=tile.k,
         )  # fmt: skip
         choose_kernel[(frame.size,)](
             self._stats, order, active, self._chosen, self._sums, self._stats.shape[1], count,
@@ -210,12 +190,12 @@ class TritonOps(TorchOps):
         return self._chosen[: frame.size]
 
     def backfill(self, frame: Frame, executed: Tensor) -> None:
-        spec, slots, tiles = self.parts.spec, self.parts.slots, self._tiles
+        spec, slots, tile = self.parts.spec, self.parts.slots, self._tiles.product(frame.hidden.dtype)
         one = spec.num_heads * spec.d_kv
-        grid = (triton.cdiv(frame.size, ROWS), triton.cdiv(2 * one, tiles.n), spec.num_layers)
+        grid = (triton.cdiv(frame.size, ROWS), triton.cdiv(2 * one, tile.n), spec.num_layers)
         backfill_kernel[grid](
             frame.hidden, self._packed.norms, self._packed.kv, slots.keys, slots.values, frame.slots, frame.steps,
             executed.contiguous(), self._live, slots.count + 1, spec.num_heads, slots.max_target, spec.d_model,
             spec.norm_eps,
-            WIDTH=spec.d_kv, ROWS=ROWS, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
+            WIDTH=spec.d_kv, ROWS=ROWS, BLOCK_N=tile.n, BLOCK_K=tile.k,
         )  # fmt: skip

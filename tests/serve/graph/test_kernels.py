@@ -1,6 +1,6 @@
 """Every kernel beside its twin in plain torch, by Triton's interpreter where there is no GPU."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -19,10 +19,12 @@ from serve.engine import Engine  # noqa: E402
 from serve.graph.frame import GIVEN, Frame  # noqa: E402
 from serve.graph.ops import TorchOps  # noqa: E402
 from serve.graph.program import Program  # noqa: E402
-from serve.graph.triton_ops import Tiles, TritonOps  # noqa: E402
+from serve.graph.tiles import Block, Tile, Tiles  # noqa: E402
+from serve.graph.triton_ops import TritonOps  # noqa: E402
 
 from ..models import SHAPES, confident, engine_of, texts, tiny_served, usual  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("interpreted")
 RULES = [
     Rule(BatchRule.own),
     Rule(BatchRule.compact),
@@ -31,7 +33,6 @@ RULES = [
     Rule(BatchRule.lockstep),
 ]
 BUCKET, ROWS = 6, 5  # one row is padding
-SMALL = Tiles(n=16, k=16, words=32, keys=4)  # more tiles than one of everything
 MEASURES = {
     "softmax": [Measure.softmax],
     "state": [Measure.state],
@@ -42,6 +43,25 @@ MEASURES = {
 }
 WITHIN = ("hidden", "previous", "confidence", "words", "run")  # what the rows that run leave behind in a layer
 Snapshot = dict[str, Tensor]
+
+
+class Even(Tiles):
+    """The same for every launch."""
+
+    def __init__(self, n: int, k: int, words: int, keys: int) -> None:
+        self._product, self._words, self._keys = Tile(n, k), Tile(words, k), Block(keys)
+
+    def product(self, *_: Any) -> Tile:
+        return self._product
+
+    def words(self, *_: Any) -> Tile:
+        return self._words
+
+    def keys(self, *_: Any) -> Block:
+        return self._keys
+
+
+SMALL = Even(n=16, k=16, words=32, keys=4)  # more tiles than one of everything
 
 
 class Beside:
@@ -105,22 +125,6 @@ class Beside:
                 mine, theirs, rtol=1e-4, atol=2e-5, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
             )
         return expected
-
-
-@pytest.fixture(autouse=True)
-def inference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Triton 3.6 interprets a loop's bounds as arrays of one number, which numpy 2.4 no longer takes for a number."""
-    from triton.runtime import interpreter
-
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
-    with torch.inference_mode():
-        yield
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -272,7 +276,7 @@ def test_an_engine_of_kernels_says_what_the_twins_say() -> None:
             BatchRule.compact, runner=RunnerName.graph, max_batch=4, buckets=(4,), poison=True, overlap=True
         )
         if swap:
-            engine.machine.ops = TritonOps(engine.machine.parts, 4, Tiles(n=32, k=32, words=128, keys=16))
+            engine.machine.ops = TritonOps(engine.machine.parts, 4, Even(n=32, k=32, words=128, keys=16))
         for (name, policy), text in asked:
             engine.add_request(text, policy=policy, name=name, max_tokens=3)
         found = []
