@@ -78,33 +78,31 @@ class TritonOps(TorchOps):
         rows = triton.cdiv(frame.size, ROWS)
         which = layer - 1
         qkv_kernel[(rows, triton.cdiv(3 * one, tile.n))](
-            frame.hidden, tensors[f"{layer}.self_norm"], packed.qkv[which], self._queries, slots.keys[which],
+            frame.hidden, packed.qkv[which], self._queries, slots.keys[which],
             slots.values[which], frame.previous, frame.slots, frame.steps, frame.order, frame.active, spec.num_heads,
             slots.max_target, spec.d_model, spec.norm_eps,
             WIDTH=spec.d_kv, ROWS=ROWS, BLOCK_N=tile.n, BLOCK_K=tile.k,
         )  # fmt: skip
         self._attend(frame, slots.keys[which], slots.values[which], frame.steps)
-        self._linear(frame, self._mixed, None, tensors[f"{layer}.self_o"], frame.hidden, holds)
-        cross = tensors[f"{layer}.cross_norm"]
-        self._linear(frame, frame.hidden, cross, tensors[f"{layer}.cross_q"], self._queries, False)
+        self._linear(frame, self._mixed, tensors[f"{layer}.self_o"], frame.hidden, holds)
+        self._linear(frame, frame.hidden, packed.cross_q[which], self._queries, False)
         steps = slots.key_steps[which], slots.value_steps[which]
         self._attend(frame, slots.cross_keys[which], slots.cross_values[which], slots.source_length, steps)
-        self._linear(frame, self._mixed, None, tensors[f"{layer}.cross_o"], frame.hidden, holds)
-        up = tensors[f"{layer}.ffn_up"]
+        self._linear(frame, self._mixed, tensors[f"{layer}.cross_o"], frame.hidden, holds)
         inner_kernel[(rows, triton.cdiv(spec.d_ff, tile.n))](
-            frame.hidden, tensors[f"{layer}.ffn_norm"], tensors[f"{layer}.ffn_gate"] if spec.gated else up, up,
-            self._inner, frame.order, frame.active, spec.d_ff, spec.d_model, spec.norm_eps,
+            frame.hidden, packed.gate[which], packed.up[which], self._inner, frame.order, frame.active, spec.d_ff,
+            spec.d_model, spec.norm_eps,
             GATED=spec.gated, ACTIVATION=spec.activation, ROWS=ROWS, BLOCK_N=tile.n, BLOCK_K=tile.k,
         )  # fmt: skip
-        self._linear(frame, self._inner, None, tensors[f"{layer}.ffn_down"], frame.hidden, holds)
+        self._linear(frame, self._inner, tensors[f"{layer}.ffn_down"], frame.hidden, holds)
 
-    def _linear(self, frame: Frame, x: Tensor, norm: Tensor | None, weight: Tensor, out: Tensor, holds: bool) -> None:
-        """``out`` is the residual stream, which is added to, or a buffer."""
+    def _linear(self, frame: Frame, x: Tensor, weight: Tensor, out: Tensor, holds: bool) -> None:
+        """``x`` or ``out`` is the residual stream, which is normed or added to; the other is a buffer."""
         (n, k), tile = weight.shape, self._tiles.product(weight.dtype)
         linear_kernel[(triton.cdiv(frame.size, ROWS), triton.cdiv(n, tile.n))](
-            x, weight if norm is None else norm, weight, out, frame.crossed, frame.order, frame.active, n, k,
+            x, weight, out, frame.crossed, frame.order, frame.active, n, k,
             self.parts.spec.norm_eps,
-            NORMED=norm is not None, ADDS=out is frame.hidden, HOLDS=holds, ROWS=ROWS, BLOCK_N=tile.n,
+            NORMED=x is frame.hidden, ADDS=out is frame.hidden, HOLDS=holds, ROWS=ROWS, BLOCK_N=tile.n,
             BLOCK_K=tile.k,
         )  # fmt: skip
 
@@ -145,7 +143,7 @@ class TritonOps(TorchOps):
         """The best words of these rows and their sums."""
         spec, tile, count = self.parts.spec, self._tiles.words(frame.hidden.dtype), self._stats.shape[0]
         words_kernel[(triton.cdiv(frame.size, ROWS), count)](
-            frame.hidden, spec.tensors["final_norm"], spec.tensors["head"], self._stats, order, active,
+            frame.hidden, self._packed.head, self._stats, order, active,
             self._stats.shape[1], spec.vocab_size, spec.d_model, spec.norm_eps, spec.head_scale,
             STATS=STATS, ROWS=ROWS, BLOCK_N=tile.n, BLOCK_K=tile.k,
         )  # fmt: skip
@@ -194,7 +192,7 @@ class TritonOps(TorchOps):
         one = spec.num_heads * spec.d_kv
         grid = (triton.cdiv(frame.size, ROWS), triton.cdiv(2 * one, tile.n), spec.num_layers)
         backfill_kernel[grid](
-            frame.hidden, self._packed.norms, self._packed.kv, slots.keys, slots.values, frame.slots, frame.steps,
+            frame.hidden, self._packed.qkv, slots.keys, slots.values, frame.slots, frame.steps,
             executed.contiguous(), self._live, slots.count + 1, spec.num_heads, slots.max_target, spec.d_model,
             spec.norm_eps,
             WIDTH=spec.d_kv, ROWS=ROWS, BLOCK_N=tile.n, BLOCK_K=tile.k,

@@ -7,7 +7,7 @@ exponentials and the sum of exponentials times distances from the best logit.
 import triton
 import triton.language as tl
 
-from .products import _active, _mean_square, _product
+from .products import _active, _product
 
 STATS = 5  # best logit, its word, second logit, sums of exp(logit - best) and of exp(logit - best) * (logit - best)
 
@@ -15,8 +15,7 @@ STATS = 5  # best logit, its word, second logit, sums of exp(logit - best) and o
 @triton.jit
 def words_kernel(
     x,  # (B, k)
-    norm,
-    weight,  # (vocab, k)
+    weight,  # (vocab, k) with the gain of the last norm
     stats,  # (tiles, B, STATS) fp32
     order,
     active,
@@ -36,8 +35,8 @@ def words_kernel(
     rows, there = _active(active, order, ROWS)
     words = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     known = words < vocab
-    scale = tl.rsqrt(_mean_square(x, rows, there, k, BLOCK_K, ROWS) + eps)
-    total = _product(x, rows, there, norm, scale, head_scale, weight, words, known, k, True, ROWS, BLOCK_N, BLOCK_K)
+    total, _ = _product(x, rows, there, weight, weight, words, known, k, eps, True, False, ROWS, BLOCK_N, BLOCK_K)
+    total *= head_scale
     logits = total.to(weight.dtype.element_ty).to(tl.float32)  # rounded as they would be if they were stored
     broken = tl.max((logits != logits).to(tl.int32), axis=1) > 0  # its sums say so; maxima are taken of numbers
     logits = tl.where(known[None, :] & (logits == logits), logits, float("-inf"))
