@@ -16,12 +16,12 @@ from calm.rules import Rule
 from ..exits import MEASURES
 from .frame import Frame
 from .kernels.attention import attention_kernel
-from .kernels.products import ROWS, backfill_kernel, inner_kernel, linear_kernel, qkv_kernel
+from .kernels.products import backfill_kernel, inner_kernel, linear_kernel, qkv_kernel
 from .kernels.rows import begin_kernel, settle_kernel, speak_kernel, states_kernel
 from .kernels.vocabulary import STATS, choose_kernel, words_kernel
 from .ops import Asked, Parts, TorchOps
 from .packing import Packed
-from .tiles import Tiles
+from .tiles import Tile, Tiles
 
 STOPS = {BatchRule.quantile: "quantile", BatchRule.lockstep: "lockstep"}
 
@@ -37,8 +37,8 @@ class TritonOps(TorchOps):
         self._queries = torch.zeros(most, heads, dtype=dtype, device=device)
         self._mixed = torch.zeros(most, heads, dtype=dtype, device=device)
         self._inner = torch.zeros(most, spec.d_ff, dtype=spec.tensors["1.ffn_down"].dtype, device=device)
-        count = triton.cdiv(spec.vocab_size, self._tiles.words(dtype).n)
-        self._stats = torch.zeros(count, most, STATS, device=device)
+        counts = [rows * triton.cdiv(spec.vocab_size, self._tiles.words(rows, dtype).n) for rows in range(1, most + 1)]
+        self._stats = torch.zeros(STATS * max(counts), device=device)
         self._chosen = torch.zeros(most, dtype=torch.long, device=device)
         self._sums = torch.zeros(most, 4, device=device)
         self._executed = torch.zeros(most, dtype=torch.long, device=device)
@@ -74,14 +74,13 @@ class TritonOps(TorchOps):
     def layer(self, layer: int, frame: Frame, holds: bool) -> None:
         spec, slots, packed = self.parts.spec, self.parts.slots, self._packed
         tensors, one = spec.tensors, spec.num_heads * spec.d_kv
-        tile = self._tiles.product(frame.hidden.dtype)
-        rows = triton.cdiv(frame.size, ROWS)
         which = layer - 1
-        qkv_kernel[(rows, triton.cdiv(3 * one, tile.n))](
+        tile = self._product(frame, packed.qkv[which])
+        qkv_kernel[_grid(tile, frame.size, 3 * one)](
             frame.hidden, packed.qkv[which], self._queries, slots.keys[which],
             slots.values[which], frame.previous, frame.slots, frame.steps, frame.order, frame.active, spec.num_heads,
             slots.max_target, spec.d_model, spec.norm_eps,
-            WIDTH=spec.d_kv, ROWS=ROWS, BLOCK_N=tile.n, BLOCK_K=tile.k,
+            WIDTH=spec.d_kv, **_cut(tile),
         )  # fmt: skip
         self._attend(frame, slots.keys[which], slots.values[which], frame.steps)
         self._linear(frame, self._mixed, tensors[f"{layer}.self_o"], frame.hidden, holds)
@@ -89,22 +88,25 @@ class TritonOps(TorchOps):
         steps = slots.key_steps[which], slots.value_steps[which]
         self._attend(frame, slots.cross_keys[which], slots.cross_values[which], slots.source_length, steps)
         self._linear(frame, self._mixed, tensors[f"{layer}.cross_o"], frame.hidden, holds)
-        inner_kernel[(rows, triton.cdiv(spec.d_ff, tile.n))](
+        tile = self._product(frame, packed.up[which])
+        inner_kernel[_grid(tile, frame.size, spec.d_ff)](
             frame.hidden, packed.gate[which], packed.up[which], self._inner, frame.order, frame.active, spec.d_ff,
             spec.d_model, spec.norm_eps,
-            GATED=spec.gated, ACTIVATION=spec.activation, ROWS=ROWS, BLOCK_N=tile.n, BLOCK_K=tile.k,
+            GATED=spec.gated, ACTIVATION=spec.activation, **_cut(tile),
         )  # fmt: skip
         self._linear(frame, self._inner, tensors[f"{layer}.ffn_down"], frame.hidden, holds)
 
     def _linear(self, frame: Frame, x: Tensor, weight: Tensor, out: Tensor, holds: bool) -> None:
         """``x`` or ``out`` is the residual stream, which is normed or added to; the other is a buffer."""
-        (n, k), tile = weight.shape, self._tiles.product(weight.dtype)
-        linear_kernel[(triton.cdiv(frame.size, ROWS), triton.cdiv(n, tile.n))](
-            x, weight, out, frame.crossed, frame.order, frame.active, n, k,
-            self.parts.spec.norm_eps,
-            NORMED=x is frame.hidden, ADDS=out is frame.hidden, HOLDS=holds, ROWS=ROWS, BLOCK_N=tile.n,
-            BLOCK_K=tile.k,
+        (n, k), tile = weight.shape, self._product(frame, weight)
+        linear_kernel[_grid(tile, frame.size, n)](
+            x, weight, out, frame.crossed, frame.order, frame.active, n, k, self.parts.spec.norm_eps,
+            NORMED=x is frame.hidden, ADDS=out is frame.hidden, HOLDS=holds, **_cut(tile),
         )  # fmt: skip
+
+    def _product(self, frame: Frame, weight: Tensor) -> Tile:
+        n, k = weight.shape
+        return self._tiles.product(frame.size, n, k, weight.dtype)
 
     def _attend(
         self, frame: Frame, keys: Tensor, values: Tensor, lengths: Tensor, steps: tuple[Tensor, Tensor] | None = None
@@ -141,15 +143,15 @@ class TritonOps(TorchOps):
 
     def _look(self, frame: Frame, order: Tensor, active: Tensor) -> None:
         """The best words of these rows and their sums."""
-        spec, tile, count = self.parts.spec, self._tiles.words(frame.hidden.dtype), self._stats.shape[0]
-        words_kernel[(triton.cdiv(frame.size, ROWS), count)](
-            frame.hidden, self._packed.head, self._stats, order, active,
-            self._stats.shape[1], spec.vocab_size, spec.d_model, spec.norm_eps, spec.head_scale,
-            STATS=STATS, ROWS=ROWS, BLOCK_N=tile.n, BLOCK_K=tile.k,
+        spec, tile = self.parts.spec, self._tiles.words(frame.size, frame.hidden.dtype)
+        grid = _grid(tile, frame.size, spec.vocab_size)
+        words_kernel[grid](
+            frame.hidden, self._packed.head, self._stats, order, active, frame.size, grid[1], spec.vocab_size,
+            spec.d_model, spec.norm_eps, spec.head_scale, **_cut(tile),
         )  # fmt: skip
         choose_kernel[(frame.size,)](
-            self._stats, order, active, self._chosen, self._sums, self._stats.shape[1], count,
-            STATS=STATS, BLOCK=triton.next_power_of_2(count),
+            self._stats, order, active, self._chosen, self._sums, frame.size, grid[1],
+            BLOCK=triton.next_power_of_2(grid[1]),
         )  # fmt: skip
 
     def _by_head(self, layer: int, frame: Frame, asked: Asked) -> None:
@@ -188,12 +190,23 @@ class TritonOps(TorchOps):
         return self._chosen[: frame.size]
 
     def backfill(self, frame: Frame, executed: Tensor) -> None:
-        spec, slots, tile = self.parts.spec, self.parts.slots, self._tiles.product(frame.hidden.dtype)
+        spec, slots = self.parts.spec, self.parts.slots
         one = spec.num_heads * spec.d_kv
-        grid = (triton.cdiv(frame.size, ROWS), triton.cdiv(2 * one, tile.n), spec.num_layers)
-        backfill_kernel[grid](
+        tile = self._tiles.product(frame.size, 2 * one * spec.num_layers, spec.d_model, frame.hidden.dtype)
+        backfill_kernel[(*_grid(tile, frame.size, 2 * one), spec.num_layers)](
             frame.hidden, self._packed.qkv, slots.keys, slots.values, frame.slots, frame.steps,
             executed.contiguous(), self._live, slots.count + 1, spec.num_heads, slots.max_target, spec.d_model,
             spec.norm_eps,
-            WIDTH=spec.d_kv, ROWS=ROWS, BLOCK_N=tile.n, BLOCK_K=tile.k,
+            WIDTH=spec.d_kv, **_cut(tile),
         )  # fmt: skip
+
+
+def _grid(tile: Tile, rows: int, n: int) -> tuple[int, int]:
+    return triton.cdiv(rows, tile.rows), triton.cdiv(n, tile.n)
+
+
+def _cut(tile: Tile) -> dict[str, int]:
+    """What a kernel and its compiler are told."""
+    return {
+        "ROWS": tile.rows, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "num_stages": tile.stages, "num_warps": tile.warps,
+    }  # fmt: skip

@@ -6,8 +6,6 @@ Where a product is of normed rows, its weights hold the norm's gain: weight * ga
 import triton
 import triton.language as tl
 
-ROWS = 16  # of a tile: the least that a tensor core takes
-
 
 @triton.jit
 def _product(

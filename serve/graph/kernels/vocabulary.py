@@ -16,15 +16,15 @@ STATS = 5  # best logit, its word, second logit, sums of exp(logit - best) and o
 def words_kernel(
     x,  # (B, k)
     weight,  # (vocab, k) with the gain of the last norm
-    stats,  # (tiles, B, STATS) fp32
+    stats,  # (STATS, B, tiles) fp32
     order,
     active,
     size,  # B
+    tiles,
     vocab,
     k,
     eps,
     head_scale,
-    STATS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -45,24 +45,24 @@ def words_kernel(
     mine = tl.arange(0, BLOCK_N)[None, :] == place[:, None]
     second = tl.max(tl.where(mine, float("-inf"), logits), axis=1)
     share = tl.where(known[None, :], tl.exp(logits - best[:, None]), 0.0)
-    target = stats + (tl.program_id(1) * size + rows) * STATS
+    target, next_stat = stats + rows * tiles + tl.program_id(1), size * tiles
     tl.store(target, best, mask=there)
-    tl.store(target + 1, (tl.program_id(1) * BLOCK_N + place).to(tl.float32), mask=there)
-    tl.store(target + 2, second, mask=there)
-    tl.store(target + 3, tl.where(broken, float("nan"), tl.sum(share, axis=1)), mask=there)
-    tl.store(target + 4, tl.sum(share * tl.where(share > 0.0, logits - best[:, None], 0.0), axis=1), mask=there)
+    tl.store(target + next_stat, (tl.program_id(1) * BLOCK_N + place).to(tl.float32), mask=there)
+    tl.store(target + 2 * next_stat, second, mask=there)
+    tl.store(target + 3 * next_stat, tl.where(broken, float("nan"), tl.sum(share, axis=1)), mask=there)
+    further = share * tl.where(share > 0.0, logits - best[:, None], 0.0)
+    tl.store(target + 4 * next_stat, tl.sum(further, axis=1), mask=there)
 
 
 @triton.jit
 def choose_kernel(
-    stats,
+    stats,  # as words_kernel leaves them
     order,
     active,
     chosen,  # (B,) the best word of each row; -1 where it has no number
     sums,  # (B, 4) fp32: best, second, sum of exponentials over exp(best), mean distance from the best logit
     size,
     tiles,
-    STATS: tl.constexpr,
     BLOCK: tl.constexpr,  # the power of two that holds ``tiles``
 ):
     """Of all tiles, one program a row."""
@@ -71,17 +71,19 @@ def choose_kernel(
     row = tl.load(order + tl.program_id(0)).to(tl.int64)
     tile = tl.arange(0, BLOCK)
     there = tile < tiles
-    at = stats + (tile * size + row) * STATS
-    best = tl.load(at, mask=there, other=float("-inf"))
+    at, next_stat = stats + row * tiles + tile, size * tiles
+    best = tl.load(at, mask=there, other=float("-inf"))  # all of them are on their way before one is looked at
+    words = tl.load(at + next_stat, mask=there, other=0.0)
+    second = tl.load(at + 2 * next_stat, mask=there, other=float("-inf"))
+    shares = tl.load(at + 3 * next_stat, mask=there, other=0.0)
+    distances = tl.load(at + 4 * next_stat, mask=there, other=0.0)
     top = tl.max(best, axis=0)
-    which = tl.argmax(best, axis=0)
-    winner = tile == which
-    word = tl.sum(tl.where(winner, tl.load(at + 1, mask=there, other=0.0), 0.0), axis=0)
+    winner = tile == tl.argmax(best, axis=0)
+    word = tl.sum(tl.where(winner, words, 0.0), axis=0)
     others = tl.max(tl.where(winner, float("-inf"), best), axis=0)
-    beside = tl.max(tl.where(winner, tl.load(at + 2, mask=there, other=float("-inf")), float("-inf")), axis=0)
+    beside = tl.max(tl.where(winner, second, float("-inf")), axis=0)
     shrink = tl.where(there, tl.exp(best - top), 0.0)
-    shares = tl.load(at + 3, mask=there, other=0.0)
-    further = tl.where(shrink > 0.0, best - top, 0.0) * shares + tl.load(at + 4, mask=there, other=0.0)
+    further = tl.where(shrink > 0.0, best - top, 0.0) * shares + distances
     total = tl.sum(shrink * shares, axis=0)
     weighted = tl.sum(shrink * further, axis=0)
     sound = (total == total) & (tl.abs(top) < float("inf"))

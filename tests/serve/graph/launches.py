@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -122,18 +122,18 @@ class Noted:
 
 
 def spec_of(shape: str, dtype: torch.dtype) -> DecoderSpec:
-    """A T5 v1.1 decoder of two layers whose tensors have no numbers."""
-    sizes = replace(SHAPES[shape], num_decoder_layers=2)
+    """A T5 v1.1 decoder whose tensors have no numbers."""
+    sizes = SHAPES[shape]
     d, inner, ff = sizes.d_model, sizes.num_heads * sizes.d_kv, sizes.d_ff
-    places = {"embed": (sizes.vocab_size, d), "head": (sizes.vocab_size, d), "final_norm": (d,), "bias": (32, 6)}
-    places["bias"] = (32, sizes.num_heads)
-    for layer in (1, 2):
+    places: dict[str, tuple[int, ...]] = {"embed": (sizes.vocab_size, d), "head": (sizes.vocab_size, d)}
+    places |= {"final_norm": (d,), "bias": (32, sizes.num_heads)}
+    for layer in range(1, sizes.num_decoder_layers + 1):
         for kind in ("self", "cross"):
             places |= {f"{layer}.{kind}_{name}": (inner, d) for name in "qkv"} | {f"{layer}.{kind}_o": (d, inner)}
         places |= {f"{layer}.{name}_norm": (d,) for name in ("self", "cross", "ffn")}
         places |= {f"{layer}.ffn_gate": (ff, d), f"{layer}.ffn_up": (ff, d), f"{layer}.ffn_down": (d, ff)}
     return DecoderSpec(
-        num_layers=2, num_heads=sizes.num_heads, num_kv_heads=sizes.num_heads, d_model=d, d_kv=sizes.d_kv, d_ff=ff,
+        num_layers=sizes.num_decoder_layers, num_heads=sizes.num_heads, num_kv_heads=sizes.num_heads, d_model=d, d_kv=sizes.d_kv, d_ff=ff,
         vocab_size=sizes.vocab_size, norm_eps=1e-6, activation="gelu_new", gated=True,
         bias_kind=BiasKind.relative_buckets, bias_buckets=32, bias_max_distance=128, cross_attention=True,
         attention_scale=1.0, head_scale=1.0, start_token_id=0, eos_token_id=1, pad_token_id=0,

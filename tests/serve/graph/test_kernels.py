@@ -48,8 +48,8 @@ Snapshot = dict[str, Tensor]
 class Even(Tiles):
     """The same for every launch."""
 
-    def __init__(self, n: int, k: int, words: int, keys: int) -> None:
-        self._product, self._words, self._keys = Tile(n, k), Tile(words, k), Block(keys)
+    def __init__(self, n: int, k: int, words: int, keys: int, rows: int = 16) -> None:
+        self._product, self._words, self._keys = Tile(rows, n, k), Tile(rows, words, k), Block(keys)
 
     def product(self, *_: Any) -> Tile:
         return self._product
@@ -62,6 +62,7 @@ class Even(Tiles):
 
 
 SMALL = Even(n=16, k=16, words=32, keys=4)  # more tiles than one of everything
+LARGE = Even(n=64, k=64, words=128, keys=32, rows=64)
 
 
 class Beside:
@@ -129,7 +130,7 @@ class Beside:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("holds", [True, False])
-@pytest.mark.parametrize("tiles", [SMALL, Tiles()], ids=["small tiles", "usual tiles"])
+@pytest.mark.parametrize("tiles", [SMALL, Tiles(), LARGE], ids=["small tiles", "usual tiles", "large tiles"])
 @pytest.mark.parametrize("cross", Weights, ids=lambda kind: kind.value)
 def test_a_layer(shape: str, holds: bool, tiles: Tiles, cross: Weights) -> None:
     beside = Beside(shape, [Measure.state], tiles, cross=cross)
@@ -142,8 +143,9 @@ def test_a_layer(shape: str, holds: bool, tiles: Tiles, cross: Weights) -> None:
 
 @pytest.mark.parametrize("measures", MEASURES.values(), ids=MEASURES)
 @pytest.mark.parametrize("shape", ["v1.1", "v1.0-tied"])
-def test_confidences(shape: str, measures: list[Measure]) -> None:
-    beside = Beside(shape, measures)
+@pytest.mark.parametrize("tiles", [SMALL, LARGE], ids=["small tiles", "large tiles"])
+def test_confidences(shape: str, measures: list[Measure], tiles: Tiles) -> None:
+    beside = Beside(shape, measures, tiles)
     frame = beside.frame
     for layer in (1, 2, 3):
         beside.triton.layer(layer, frame, True)
