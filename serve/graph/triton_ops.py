@@ -71,7 +71,7 @@ class TritonOps(TorchOps):
         )  # fmt: skip
         self.backfill(frame, self.written(frame, self._executed[: frame.size], rule))
 
-    def layer(self, layer: int, frame: Frame, holds: bool) -> None:
+    def layer(self, layer: int, frame: Frame, holds: bool, keeps: bool = True) -> None:
         spec, slots, packed = self.parts.spec, self.parts.slots, self._packed
         tensors, one = spec.tensors, spec.num_heads * spec.d_kv
         which = layer - 1
@@ -80,7 +80,7 @@ class TritonOps(TorchOps):
             frame.hidden, packed.qkv[which], self._queries, slots.keys[which],
             slots.values[which], frame.previous, frame.slots, frame.steps, frame.order, frame.active, spec.num_heads,
             slots.max_target, spec.d_model, spec.norm_eps,
-            WIDTH=spec.d_kv, **_cut(tile),
+            KEEPS=keeps, WIDTH=spec.d_kv, **_cut(tile),
         )  # fmt: skip
         self._attend(frame, slots.keys[which], slots.values[which], frame.steps)
         self._linear(frame, self._mixed, tensors[f"{layer}.self_o"], frame.hidden, holds)

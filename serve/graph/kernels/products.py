@@ -102,7 +102,7 @@ def qkv_kernel(
     queries,  # (B, heads * width)
     keys,  # (slots, heads, positions, width) of the layer
     values,
-    previous,  # (B, k): takes x as it was
+    previous,  # (B, k): takes x as it is, where KEEPS
     slots,
     steps,
     order,
@@ -111,6 +111,7 @@ def qkv_kernel(
     positions,
     k,
     eps,
+    KEEPS: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -122,12 +123,6 @@ def qkv_kernel(
     rows, there = _active(active, order, ROWS)
     one = heads * WIDTH
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    if tl.program_id(1) == 0:
-        for start in range(0, k, BLOCK_K):
-            at = start + tl.arange(0, BLOCK_K)
-            part = there[:, None] & (at < k)[None, :]
-            kept = rows[:, None] * k + at[None, :]
-            tl.store(previous + kept, tl.load(x + kept, mask=part, other=0.0), mask=part)
     total, _ = _product(
         x, rows, there, weight, weight, cols, cols < 3 * one, k, eps, True, False, ROWS, BLOCK_N, BLOCK_K
     )
@@ -140,6 +135,12 @@ def qkv_kernel(
     tl.store(queries + rows[:, None] * one + within[None, :], found, mask=there[:, None] & (which == 0)[None, :])
     tl.store(keys + place, found, mask=there[:, None] & (which == 1)[None, :])
     tl.store(values + place, found, mask=there[:, None] & (which == 2)[None, :])
+    if KEEPS:  # each program a slice
+        for start in range(tl.program_id(1) * BLOCK_N, k, tl.num_programs(1) * BLOCK_N):
+            at = start + tl.arange(0, BLOCK_N)
+            part = there[:, None] & (at < k)[None, :]
+            kept = rows[:, None] * k + at[None, :]
+            tl.store(previous + kept, tl.load(x + kept, mask=part, other=0.0), mask=part)
 
 
 @triton.jit

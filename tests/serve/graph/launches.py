@@ -133,7 +133,8 @@ def spec_of(shape: str, dtype: torch.dtype) -> DecoderSpec:
         places |= {f"{layer}.{name}_norm": (d,) for name in ("self", "cross", "ffn")}
         places |= {f"{layer}.ffn_gate": (ff, d), f"{layer}.ffn_up": (ff, d), f"{layer}.ffn_down": (d, ff)}
     return DecoderSpec(
-        num_layers=sizes.num_decoder_layers, num_heads=sizes.num_heads, num_kv_heads=sizes.num_heads, d_model=d, d_kv=sizes.d_kv, d_ff=ff,
+        num_layers=sizes.num_decoder_layers, num_heads=sizes.num_heads, num_kv_heads=sizes.num_heads, d_model=d,
+        d_kv=sizes.d_kv, d_ff=ff,
         vocab_size=sizes.vocab_size, norm_eps=1e-6, activation="gelu_new", gated=True,
         bias_kind=BiasKind.relative_buckets, bias_buckets=32, bias_max_distance=128, cross_attention=True,
         attention_scale=1.0, head_scale=1.0, start_token_id=0, eos_token_id=1, pad_token_id=0,

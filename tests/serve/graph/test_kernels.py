@@ -141,6 +141,25 @@ def test_a_layer(shape: str, holds: bool, tiles: Tiles, cross: Weights) -> None:
     beside.alike(lambda ops: ops.layer(2, beside.frame, holds))
 
 
+@pytest.mark.parametrize("tiles", [SMALL, LARGE], ids=["small tiles", "large tiles"])
+def test_states_are_kept_where_they_are_compared_with_later_ones(tiles: Tiles) -> None:
+    beside = Beside("v1.1", [Measure.state], tiles)
+    frame = beside.frame
+    assert not torch.equal(frame.previous[:ROWS], frame.hidden[:ROWS])
+    for keeps in (False, True):
+        before = (frame.hidden if keeps else frame.previous)[:ROWS].clone()
+        for ops in (beside.torch, beside.triton):
+            found = beside.after(lambda ops=ops, keeps=keeps: ops.layer(1, frame, True, keeps))
+            assert torch.equal(found["previous"][:ROWS], before)
+    asked: list[bool] = []
+    layer = beside.triton.layer
+    beside.triton.layer = lambda *rest, keeps: (asked.append(keeps), layer(*rest, keeps))[1]  # type: ignore
+    for measures in ((), ((Measure.softmax, 0),), ((Measure.softmax, 0), (Measure.state, 0))):
+        beside.after(Program(beside.triton, frame, RULES[0], measures).whole)
+    checked = [layer in beside.machine.parts.checked for layer in range(1, 5)]
+    assert asked == [False] * 8 + checked and any(checked)
+
+
 @pytest.mark.parametrize("measures", MEASURES.values(), ids=MEASURES)
 @pytest.mark.parametrize("shape", ["v1.1", "v1.0-tied"])
 @pytest.mark.parametrize("tiles", [SMALL, LARGE], ids=["small tiles", "large tiles"])
