@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Collection
 
 import torch
 import triton
@@ -40,7 +40,6 @@ class TritonOps(TorchOps):
         counts = [rows * triton.cdiv(spec.vocab_size, self._tiles.words(rows, dtype).n) for rows in range(1, most + 1)]
         self._stats = torch.zeros(STATS * max(counts), device=device)
         self._chosen = torch.zeros(most, dtype=torch.long, device=device)
-        self._sums = torch.zeros(most, 4, device=device)
         self._executed = torch.zeros(most, dtype=torch.long, device=device)
         self._live = torch.zeros((), dtype=torch.int32, device=device)
         self._everyone = torch.arange(most, dtype=torch.int32, device=device)
@@ -66,10 +65,12 @@ class TritonOps(TorchOps):
         self.words(frame)
         speak_kernel[(1,)](
             self._chosen, frame.crossed, frame.crossing, frame.layers, frame.live, frame.slots, frame.steps,
-            frame.said, self._executed, slots.position, slots.token, frame.size, self.parts.spec.num_layers,
-            HOLDS=rule.holds, LEAVES=rule.leaves, BLOCK=max(32, triton.next_power_of_2(frame.size)),
+            frame.said, self._executed, self.parts.exits.fills, slots.position, slots.token, frame.size,
+            self.parts.spec.num_layers,
+            HOLDS=rule.holds, LEAVES=rule.leaves, EXACT=rule.row_exact,
+            BLOCK=max(32, triton.next_power_of_2(frame.size)),
         )  # fmt: skip
-        self.backfill(frame, self.written(frame, self._executed[: frame.size], rule))
+        self.backfill(frame, self._executed[: frame.size])
 
     def layer(self, layer: int, frame: Frame, holds: bool, keeps: bool = True) -> None:
         spec, slots, packed = self.parts.spec, self.parts.slots, self._packed
@@ -123,58 +124,48 @@ class TritonOps(TorchOps):
         )  # fmt: skip
 
     def confide(self, layer: int, frame: Frame, asked: Asked, holds: bool) -> None:
-        spec, measures = self.parts.spec, [measure for measure, _ in asked]
-        frame.confidence.fill_(float("nan"))
-        if any(measure in HEAD_MEASURES for measure in measures):
-            self._look(frame, frame.order, frame.active)
-            self._by_head(layer, frame, asked)
-        state, classifier = (
-            MEASURES.index(each) if each in measures else -1 for each in (Measure.state, Measure.classifier)
-        )
+        spec, measures = self.parts.spec, {measure for measure, _ in asked}
+        by_head = measures & set(HEAD_MEASURES)
+        if by_head:
+            self._look(frame, frame.order, frame.active, by_head, layer == self._first)
+        state, classifier = _indices(measures, Measure.state, Measure.classifier)
         if max(state, classifier) >= 0:
             states_kernel[(frame.size,)](
                 frame.hidden, frame.previous, self._weight, self._offset, frame.measures, frame.confidence,
                 frame.order, frame.active, spec.d_model,
-                STATE=state, CLASSIFIER=classifier, FIRST=layer == 1,
+                STATE=state, CLASSIFIER=classifier, FIRST=layer == 1, ALONE=not by_head,
                 BLOCK=min(1024, triton.next_power_of_2(spec.d_model)),
             )  # fmt: skip
         if self.parts.record:
             self.note(layer, frame, holds)
 
-    def _look(self, frame: Frame, order: Tensor, active: Tensor) -> None:
-        """The best words of these rows and their sums."""
+    def _look(
+        self,
+        frame: Frame,
+        order: Tensor,
+        active: Tensor,
+        measures: Collection[Measure] = (),
+        first: bool = False,
+    ) -> None:
+        """The best words of these rows; where measures are asked, their confidences, and NaN for rows of others.
+
+        ``first``: ``agreement`` has seen no check before this one.
+        """
         spec, tile = self.parts.spec, self._tiles.words(frame.size, frame.hidden.dtype)
         grid = _grid(tile, frame.size, spec.vocab_size)
         words_kernel[grid](
             frame.hidden, self._packed.head, self._stats, order, active, frame.size, grid[1], spec.vocab_size,
             spec.d_model, spec.norm_eps, spec.head_scale, **_cut(tile),
         )  # fmt: skip
+        softmax, max_prob, entropy, agreement = _indices(
+            measures, Measure.softmax, Measure.max_prob, Measure.entropy, Measure.agreement
+        )
         choose_kernel[(frame.size,)](
-            self._stats, order, active, self._chosen, self._sums, frame.size, grid[1],
-            BLOCK=triton.next_power_of_2(grid[1]),
+            self._stats, order, active, self._chosen, frame.measures, frame.run_lengths, frame.words, frame.run,
+            frame.confidence, frame.size, grid[1], math.log(spec.vocab_size),
+            CONFIDES=bool(measures), SOFTMAX=softmax, MAX_PROB=max_prob, ENTROPY=entropy, AGREEMENT=agreement,
+            FIRST=first, BLOCK=triton.next_power_of_2(grid[1]),
         )  # fmt: skip
-
-    def _by_head(self, layer: int, frame: Frame, asked: Asked) -> None:
-        """Confidences from the sums: softmax margin, largest probability, entropy, agreement."""
-        chosen, (best, second, total, below) = self._chosen[: frame.size], self._sums[: frame.size].unbind(1)
-        first = 1.0 / total
-        by_measure: dict[Measure, Callable[[], Tensor]] = {
-            Measure.softmax: lambda: first - (second - best).exp() / total,
-            Measure.max_prob: lambda: first,
-            Measure.entropy: lambda: 1.0 - (total.log() - below) / math.log(self.parts.spec.vocab_size),
-            Measure.agreement: lambda: frame.run,
-        }
-        if any(measure is Measure.agreement for measure, _ in asked):
-            same = chosen == frame.words
-            once = torch.ones_like(frame.run)
-            frame.run.copy_(once if layer == self._first else torch.where(same, frame.run + 1, once))
-            frame.words.copy_(chosen)
-        for measure, run_length in asked:
-            if measure not in HEAD_MEASURES:
-                continue
-            found = by_measure[measure]() / max(run_length, 1)
-            mine = (frame.measures == MEASURES.index(measure)) & (frame.run_lengths == run_length)
-            frame.confidence.copy_(torch.where(mine, found.clamp(0.0, 1.0), frame.confidence))
 
     def settle(self, layer: int, frame: Frame, rule: Rule, confident: bool) -> None:
         settle_kernel[(1,)](
@@ -199,6 +190,11 @@ class TritonOps(TorchOps):
             spec.norm_eps,
             WIDTH=spec.d_kv, **_cut(tile),
         )  # fmt: skip
+
+
+def _indices(measures: Collection[Measure], *each: Measure) -> list[int]:
+    """In MEASURES; -1 for what is not asked."""
+    return [MEASURES.index(measure) if measure in measures else -1 for measure in each]
 
 
 def _grid(tile: Tile, rows: int, n: int) -> tuple[int, int]:

@@ -60,12 +60,23 @@ def choose_kernel(
     order,
     active,
     chosen,  # (B,) the best word of each row; -1 where it has no number
-    sums,  # (B, 4) fp32: best, second, sum of exponentials over exp(best), mean distance from the best logit
+    measures,  # (B,) from here on where CONFIDES
+    run_lengths,
+    words,  # (B,) of the check before, where AGREEMENT
+    run,  # (B,) checks in a row that said it
+    confidence,  # (B,)
     size,
     tiles,
+    nats,  # logarithm of the vocabulary's size
+    CONFIDES: tl.constexpr,  # rows get their confidences, NaN where their measure is none of these
+    SOFTMAX: tl.constexpr,  # indices of measures; -1: nobody asks
+    MAX_PROB: tl.constexpr,
+    ENTROPY: tl.constexpr,
+    AGREEMENT: tl.constexpr,
+    FIRST: tl.constexpr,  # no check came before
     BLOCK: tl.constexpr,  # the power of two that holds ``tiles``
 ):
-    """Of all tiles, one program a row."""
+    """Of all tiles: the best word of a row and how sure it is, one program a row."""
     if tl.program_id(0) >= tl.load(active):
         return
     row = tl.load(order + tl.program_id(0)).to(tl.int64)
@@ -73,22 +84,39 @@ def choose_kernel(
     there = tile < tiles
     at, next_stat = stats + row * tiles + tile, size * tiles
     best = tl.load(at, mask=there, other=float("-inf"))  # all of them are on their way before one is looked at
-    words = tl.load(at + next_stat, mask=there, other=0.0)
+    places = tl.load(at + next_stat, mask=there, other=0.0)
     second = tl.load(at + 2 * next_stat, mask=there, other=float("-inf"))
     shares = tl.load(at + 3 * next_stat, mask=there, other=0.0)
     distances = tl.load(at + 4 * next_stat, mask=there, other=0.0)
     top = tl.max(best, axis=0)
     winner = tile == tl.argmax(best, axis=0)
-    word = tl.sum(tl.where(winner, words, 0.0), axis=0)
-    others = tl.max(tl.where(winner, float("-inf"), best), axis=0)
-    beside = tl.max(tl.where(winner, second, float("-inf")), axis=0)
     shrink = tl.where(there, tl.exp(best - top), 0.0)
-    further = tl.where(shrink > 0.0, best - top, 0.0) * shares + distances
-    total = tl.sum(shrink * shares, axis=0)
-    weighted = tl.sum(shrink * further, axis=0)
+    total = tl.sum(shrink * shares, axis=0)  # of exp(logit - top)
     sound = (total == total) & (tl.abs(top) < float("inf"))
-    tl.store(chosen + row, tl.where(sound, word.to(tl.int64), -1))
-    tl.store(sums + row * 4, tl.where(sound, top, float("nan")))
-    tl.store(sums + row * 4 + 1, tl.maximum(others, beside))
-    tl.store(sums + row * 4 + 2, total)
-    tl.store(sums + row * 4 + 3, weighted / total)
+    word = tl.where(sound, tl.sum(tl.where(winner, places, 0.0), axis=0).to(tl.int64), -1)
+    tl.store(chosen + row, word)
+    if CONFIDES:
+        asked = tl.load(measures + row)
+        sure = tl.full((), float("nan"), dtype=tl.float32)
+        first = tl.where(sound, 1.0 / total, float("nan"))
+        if SOFTMAX >= 0:
+            runner_up = tl.maximum(
+                tl.max(tl.where(winner, float("-inf"), best), axis=0),
+                tl.max(tl.where(winner, second, float("-inf")), axis=0),
+            )
+            sure = tl.where(asked == SOFTMAX, first * (1.0 - tl.exp(runner_up - top)), sure)
+        if MAX_PROB >= 0:
+            sure = tl.where(asked == MAX_PROB, first, sure)
+        if ENTROPY >= 0:
+            further = tl.where(shrink > 0.0, best - top, 0.0) * shares + distances
+            below = tl.sum(shrink * further, axis=0) * first  # mean distance from the best logit
+            sure = tl.where(asked == ENTROPY, 1.0 - (tl.log(total) - below) / nats, sure)
+        if AGREEMENT >= 0:
+            checks = tl.full((), 1, dtype=tl.int64)
+            if not FIRST:
+                checks += tl.where(tl.load(words + row) == word, tl.load(run + row), 0)
+            tl.store(words + row, word)
+            tl.store(run + row, checks)
+            least = tl.maximum(tl.load(run_lengths + row), 1).to(tl.float32)
+            sure = tl.where(asked == AGREEMENT, checks.to(tl.float32) / least, sure)
+        tl.store(confidence + row, tl.where(sure == sure, tl.minimum(tl.maximum(sure, 0.0), 1.0), sure))

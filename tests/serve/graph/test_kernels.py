@@ -224,8 +224,70 @@ def test_of_equal_words_the_first_wins_in_and_across_tiles() -> None:
     frame.hidden[[0, 1], [3, 5]] = 1.0
     ops._live.fill_(2)
     assert ops.words(frame).tolist() == engine.machine.ops.words(frame).tolist() == [7, 30]
-    ops._look(frame, ops._everyone, ops._live)
-    assert ops._sums[0, 0] == ops._sums[0, 1]  # the second best is its twin
+    frame.measures.fill_(list(Measure).index(Measure.softmax))
+    ops.who_runs(frame, frame.live)
+    ops.confide(1, frame, ((Measure.softmax, 0),), True)
+    assert frame.confidence.tolist() == [0.0, pytest.approx(0.5, abs=0.5)]  # the second best is its twin
+    assert frame.confidence[1] > 0
+
+
+@pytest.mark.parametrize("measures", [[Measure.agreement], list(Measure)], ids=["agreement", "all"])
+def test_agreement_counts_by_each_rows_own_run_length(measures: list[Measure]) -> None:
+    """Words that change and words that stay, over three checks; rows of one step ask for runs of 2, 3 and 4."""
+    beside, draw = Beside("v1.1", measures), torch.Generator().manual_seed(8)
+    frame, index = beside.frame, list(Measure).index(Measure.agreement)
+    frame.measures.fill_(index)
+    frame.run_lengths.copy_(torch.tensor([2, 3, 4, 2, 3, 0]))
+    others = tuple((each, 0) for each in measures if each is not Measure.agreement)
+    asked = ((Measure.agreement, 2), (Measure.agreement, 3), (Measure.agreement, 4), *others)
+    frame.words.fill_(-7)  # of another step
+    frame.run.fill_(9)
+    runs = []
+    for layer in (1, 2, 3):
+        told = beside.alike(lambda ops, layer=layer: ops.confide(layer, frame, asked, True))
+        beside.triton.confide(layer, frame, asked, True)
+        runs.append(told["run"][:ROWS].tolist())
+        expected = (told["run"][:ROWS] / frame.run_lengths[:ROWS]).clamp(max=1.0)
+        assert torch.equal(frame.confidence[:ROWS], expected)
+        frame.hidden[0] = torch.randn(frame.hidden.shape[1], generator=draw)
+    assert runs[0] == [1] * ROWS and runs[2][1:] == [3] * (ROWS - 1) and runs[2][0] < 3
+
+
+@pytest.mark.parametrize(
+    "asked", [(Measure.state,), (Measure.softmax,), (Measure.state, Measure.softmax), tuple(Measure)]
+)
+def test_rows_that_are_asked_nothing_have_no_confidence(asked: tuple[Measure, ...]) -> None:
+    """Whatever an earlier layer or step has left there; rows that do not run keep it."""
+    beside = Beside("v1.1", list(Measure))
+    frame, index = beside.frame, [list(Measure).index(each) for each in asked]
+    frame.measures.copy_(torch.tensor([index[0], -1, index[-1], -1, index[0], -1]))
+    frame.run_lengths.fill_(0)
+    beside.triton.who_runs(frame, torch.tensor([True, True, True, True, False, False]))
+    beside.triton.layer(2, frame, True)
+    frame.confidence.fill_(0.75)
+    found = beside.alike(lambda ops: ops.confide(2, frame, tuple((each, 0) for each in asked), True))
+    assert found["confidence"][:4].isnan().tolist() == [False, True, False, True]
+    beside.triton.confide(2, frame, tuple((each, 0) for each in asked), True)
+    assert frame.confidence[4] == 0.75
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:All-NaN slice")  # numpy's
+def test_rows_without_a_number_are_sure_of_nothing() -> None:
+    beside = Beside("v1.1", list(Measure))
+    frame = beside.frame
+    spoilt = torch.tensor([False, True, False, True, False, False])
+    for measure in Measure:
+        frame.measures.fill_(list(Measure).index(measure))
+        beside.triton.layer(2, frame, True)
+        asked = ((measure, 0),)
+        calm = beside.alike(lambda ops, asked=asked: ops.confide(2, frame, asked, True))["confidence"]
+        kept = frame.hidden.clone()
+        frame.hidden[1], frame.hidden[3] = float("nan"), float("inf")
+        found = beside.after(lambda asked=asked: beside.triton.confide(2, frame, asked, True))["confidence"]
+        frame.hidden.copy_(kept)
+        torch.testing.assert_close(found[:ROWS][~spoilt[:ROWS]], calm[:ROWS][~spoilt[:ROWS]], rtol=1e-4, atol=2e-5)
+        if measure is not Measure.agreement:  # it counts that they say nothing again
+            assert not (found[spoilt] < 1.0).any()
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:All-NaN slice")  # numpy's
@@ -300,6 +362,7 @@ def test_rows_speak_and_their_slots_know_what_comes_next(rule: Rule) -> None:
         frame.layers.fill_(layers)
         frame.crossing.copy_(torch.randint(1, 5, (BUCKET,), generator=draw))
         frame.crossed.copy_(frame.crossing <= layers)
+        beside.machine.parts.exits.fills[frame.slots[:ROWS]] = torch.rand(ROWS, generator=draw) < 0.5
         found = beside.alike(lambda ops: ops.speak(frame, rule))
         assert found["position"][frame.slots[:ROWS]].tolist() == (frame.steps[:ROWS] + 1).tolist()
         assert found["token"][frame.slots[:ROWS]].tolist() == found["said"][0, :ROWS].tolist()
