@@ -29,7 +29,7 @@ class Frame:
         thresholds: what a confidence must reach after each layer at this position.
         depths: fixed depth at this position, 0 where confidences decide.
         measures, run_lengths: index into MEASURES (-1: none), and k of ``agreement``.
-        hidden, previous: residual stream after the last layer that ran, and before it.
+        hidden, previous: residual stream after the last layer that ran, and before it where ``state`` compares them.
         crossed, crossing: whether and where.
         runs: rows that the next layer runs on.
         order, active: the same as a list: the first ``active`` rows of ``order``.

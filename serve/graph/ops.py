@@ -89,13 +89,17 @@ class TorchOps:
             tensor.zero_()
         self.who_runs(frame, frame.live)
 
-    def layer(self, layer: int, frame: Frame, holds: bool) -> None:
-        """Run a layer on the rows that run: K and V at their positions, and hidden states but for who is held."""
+    def layer(self, layer: int, frame: Frame, holds: bool, keeps: bool = True) -> None:
+        """Run a layer on the rows that run: K and V at their positions, and hidden states but for who is held.
+
+        ``keeps``: ``frame.previous`` takes the hidden states as they were.
+        """
         nobody = self.parts.slots.padding
         slots = torch.where(frame.runs, frame.slots, nobody)
         out = self._runner.layer(layer, frame.hidden, slots, frame.steps, False)
         moves = frame.runs & ~frame.crossed if holds else frame.runs
-        frame.previous.copy_(frame.hidden)
+        if keeps:
+            frame.previous.copy_(frame.hidden)
         frame.hidden.copy_(torch.where(moves[:, None], out, frame.hidden))
 
     def confide(self, layer: int, frame: Frame, asked: Asked, holds: bool) -> None:

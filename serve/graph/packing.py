@@ -11,31 +11,46 @@ from calm.models.base import DecoderSpec
 
 @dataclass(frozen=True)
 class Packed:
-    """Copies of a decoder's weights.
+    """Copies of a decoder's weights that are multiplied with normed rows, each with its norm's gain.
 
     Attributes:
-        qkv: of each layer, queries over keys over values.
-        kv: keys over values of all layers, for backfill.
-        norms: of all layers, before self-attention.
+        qkv: of all layers, queries over keys over values of self-attention.
+        cross_q: of each layer.
+        gate, up: of each layer; the same where the feed-forward is not gated.
+        head: of the words.
         bias: relative bias by head and distance (query position minus key position), fp32.
     """
 
-    qkv: list[Float[Tensor, "three_heads_d_kv d_model"]]
-    kv: Float[Tensor, "layers two_heads_d_kv d_model"]
-    norms: Float[Tensor, "layers d_model"]
+    qkv: Float[Tensor, "layers three_heads_d_kv d_model"]
+    cross_q: list[Float[Tensor, "heads_d_kv d_model"]]
+    gate: list[Float[Tensor, "d_ff d_model"]]
+    up: list[Float[Tensor, "d_ff d_model"]]
+    head: Float[Tensor, "vocab d_model"]
     bias: Float[Tensor, "heads distances"]
 
     @classmethod
     def of(cls, spec: DecoderSpec, positions: int) -> "Packed":
-        def each(layer: int, names: str) -> Tensor:
-            return torch.cat([spec.tensors[f"{layer}.self_{name}"] for name in names])
+        tensors, layers = spec.tensors, range(1, spec.num_layers + 1)
 
-        layers = range(1, spec.num_layers + 1)
-        table = spec.tensors["bias"].float()  # (buckets, heads)
+        def normed(norm: str, name: str) -> list[Tensor]:
+            return [gained(tensors[f"{layer}.{name}"], tensors[f"{layer}.{norm}_norm"]) for layer in layers]
+
+        table = tensors["bias"].float()  # (buckets, heads)
         buckets = spec.bias_row(positions - 1).to(table.device)  # of keys 0, 1, ... seen from the last position
+        queries, keys, values = (torch.stack(normed("self", f"self_{name}")) for name in "qkv")
+        up = normed("ffn", "ffn_up")
         return cls(
-            qkv=[each(layer, "qkv") for layer in layers],
-            kv=torch.stack([each(layer, "kv") for layer in layers]),
-            norms=torch.stack([spec.tensors[f"{layer}.self_norm"] for layer in layers]),
+            qkv=torch.cat([queries, keys, values], dim=1),
+            cross_q=normed("cross", "cross_q"),
+            gate=normed("ffn", "ffn_gate") if spec.gated else up,
+            up=up,
+            head=gained(tensors["head"], tensors["final_norm"]),
             bias=table[buckets].flip(0).t().contiguous(),
         )
+
+
+def gained(
+    weight: Float[Tensor, "outputs d_model"], gain: Float[Tensor, " d_model"]
+) -> Float[Tensor, "outputs d_model"]:
+    """What takes rows without their norm's gain to what ``weight`` makes of them with it; rounded once."""
+    return (weight.float() * gain.float()).to(weight.dtype)

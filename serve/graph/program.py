@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from calm.config import Measure
 from calm.rules import Rule
 
 from .frame import Frame
@@ -37,7 +38,8 @@ class Program:
     def layer(self, layer: int) -> None:
         """Run the layer, ask the confidences, and settle who goes on."""
         confident = layer in self.ops.parts.checked and bool(self.asked)
-        self.ops.layer(layer, self.frame, self.rule.holds)
+        compares = confident and any(measure is Measure.state for measure, _ in self.asked)
+        self.ops.layer(layer, self.frame, self.rule.holds, keeps=compares)
         if confident:
             self.ops.confide(layer, self.frame, self.asked, self.rule.holds)
         self.ops.settle(layer, self.frame, self.rule, confident)

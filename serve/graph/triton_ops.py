@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Collection
 
 import torch
 import triton
@@ -12,45 +11,19 @@ from torch import Tensor
 
 from calm.confidence import HEAD_MEASURES
 from calm.config import BatchRule, Measure
-from calm.models.base import DecoderSpec
 from calm.rules import Rule
 
 from ..exits import MEASURES
 from .frame import Frame
 from .kernels.attention import attention_kernel
-from .kernels.products import ROWS, backfill_kernel, inner_kernel, linear_kernel, qkv_kernel
+from .kernels.products import backfill_kernel, inner_kernel, linear_kernel, qkv_kernel
 from .kernels.rows import begin_kernel, settle_kernel, speak_kernel, states_kernel
 from .kernels.vocabulary import STATS, choose_kernel, words_kernel
 from .ops import Asked, Parts, TorchOps
 from .packing import Packed
+from .tiles import Tile, Tiles
 
 STOPS = {BatchRule.quantile: "quantile", BatchRule.lockstep: "lockstep"}
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """Sizes of the tiles that a program works on: powers of two, at least 16 where there is a product.
-
-    Attributes:
-        n, k: columns of a product's result, and numbers that are summed up at a time.
-        words: of the vocabulary.
-        keys: of an attention.
-    """
-
-    n: int = 32
-    k: int = 128
-    words: int = 128
-    keys: int = 64
-
-
-def usual_tiles(spec: DecoderSpec) -> Tiles:
-    """fp32 has no tensor cores here ('ieee'): its products are spelled out, and larger tiles would not fit."""
-    return Tiles(n=32, k=32, words=64) if spec.tensors["embed"].dtype is torch.float32 else Tiles()
-
-
-def _index(measure: Measure, asked: Set[Measure]) -> int:
-    """As frames have it; -1 where nobody asks."""
-    return MEASURES.index(measure) if measure in asked else -1
 
 
 class TritonOps(TorchOps):
@@ -59,13 +32,13 @@ class TritonOps(TorchOps):
     def __init__(self, parts: Parts, most: int, tiles: Tiles | None = None) -> None:
         super().__init__(parts)
         spec, device = parts.spec, parts.slots.keys.device
-        self._packed, self._tiles = Packed.of(spec, parts.slots.max_target), tiles or usual_tiles(spec)
+        self._packed, self._tiles = Packed.of(spec, parts.slots.max_target), tiles or Tiles()
         dtype, heads = spec.tensors["embed"].dtype, spec.num_heads * spec.d_kv
         self._queries = torch.zeros(most, heads, dtype=dtype, device=device)
         self._mixed = torch.zeros(most, heads, dtype=dtype, device=device)
         self._inner = torch.zeros(most, spec.d_ff, dtype=spec.tensors["1.ffn_down"].dtype, device=device)
-        count = triton.cdiv(spec.vocab_size, self._tiles.words)
-        self._stats = torch.zeros(STATS, most, count, device=device)
+        counts = [rows * triton.cdiv(spec.vocab_size, self._tiles.words(rows, dtype).n) for rows in range(1, most + 1)]
+        self._stats = torch.zeros(STATS * max(counts), device=device)
         self._chosen = torch.zeros(most, dtype=torch.long, device=device)
         self._executed = torch.zeros(most, dtype=torch.long, device=device)
         self._live = torch.zeros((), dtype=torch.int32, device=device)
@@ -94,46 +67,47 @@ class TritonOps(TorchOps):
             self._chosen, frame.crossed, frame.crossing, frame.layers, frame.live, frame.slots, frame.steps,
             frame.said, self._executed, self.parts.exits.fills, slots.position, slots.token, frame.size,
             self.parts.spec.num_layers,
-            HOLDS=rule.holds, LEAVES=rule.leaves, ROW_EXACT=rule.row_exact,
+            HOLDS=rule.holds, LEAVES=rule.leaves, EXACT=rule.row_exact,
             BLOCK=max(32, triton.next_power_of_2(frame.size)),
         )  # fmt: skip
         self.backfill(frame, self._executed[: frame.size])
 
-    def layer(self, layer: int, frame: Frame, holds: bool) -> None:
-        spec, slots, packed, tiles = self.parts.spec, self.parts.slots, self._packed, self._tiles
+    def layer(self, layer: int, frame: Frame, holds: bool, keeps: bool = True) -> None:
+        spec, slots, packed = self.parts.spec, self.parts.slots, self._packed
         tensors, one = spec.tensors, spec.num_heads * spec.d_kv
-        rows = triton.cdiv(frame.size, ROWS)
         which = layer - 1
-        qkv_kernel[(rows, triton.cdiv(3 * one, tiles.n))](
-            frame.hidden, tensors[f"{layer}.self_norm"], packed.qkv[which], self._queries, slots.keys[which],
+        tile = self._product(frame, packed.qkv[which])
+        qkv_kernel[_grid(tile, frame.size, 3 * one)](
+            frame.hidden, packed.qkv[which], self._queries, slots.keys[which],
             slots.values[which], frame.previous, frame.slots, frame.steps, frame.order, frame.active, spec.num_heads,
             slots.max_target, spec.d_model, spec.norm_eps,
-            WIDTH=spec.d_kv, ROWS=ROWS, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
+            KEEPS=keeps, WIDTH=spec.d_kv, **_cut(tile),
         )  # fmt: skip
         self._attend(frame, slots.keys[which], slots.values[which], frame.steps)
-        self._linear(frame, self._mixed, None, tensors[f"{layer}.self_o"], frame.hidden, holds)
-        cross = tensors[f"{layer}.cross_norm"]
-        self._linear(frame, frame.hidden, cross, tensors[f"{layer}.cross_q"], self._queries, False)
+        self._linear(frame, self._mixed, tensors[f"{layer}.self_o"], frame.hidden, holds)
+        self._linear(frame, frame.hidden, packed.cross_q[which], self._queries, False)
         steps = slots.key_steps[which], slots.value_steps[which]
         self._attend(frame, slots.cross_keys[which], slots.cross_values[which], slots.source_length, steps)
-        self._linear(frame, self._mixed, None, tensors[f"{layer}.cross_o"], frame.hidden, holds)
-        up = tensors[f"{layer}.ffn_up"]
-        inner_kernel[(rows, triton.cdiv(spec.d_ff, tiles.n))](
-            frame.hidden, tensors[f"{layer}.ffn_norm"], tensors[f"{layer}.ffn_gate"] if spec.gated else up, up,
-            self._inner, frame.order, frame.active, spec.d_ff, spec.d_model, spec.norm_eps,
-            GATED=spec.gated, ACTIVATION=spec.activation, ROWS=ROWS, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
+        self._linear(frame, self._mixed, tensors[f"{layer}.cross_o"], frame.hidden, holds)
+        tile = self._product(frame, packed.up[which])
+        inner_kernel[_grid(tile, frame.size, spec.d_ff)](
+            frame.hidden, packed.gate[which], packed.up[which], self._inner, frame.order, frame.active, spec.d_ff,
+            spec.d_model, spec.norm_eps,
+            GATED=spec.gated, ACTIVATION=spec.activation, **_cut(tile),
         )  # fmt: skip
-        self._linear(frame, self._inner, None, tensors[f"{layer}.ffn_down"], frame.hidden, holds)
+        self._linear(frame, self._inner, tensors[f"{layer}.ffn_down"], frame.hidden, holds)
 
-    def _linear(self, frame: Frame, x: Tensor, norm: Tensor | None, weight: Tensor, out: Tensor, holds: bool) -> None:
-        """``out`` is the residual stream, which is added to, or a buffer."""
-        n, k = weight.shape
-        linear_kernel[(triton.cdiv(frame.size, ROWS), triton.cdiv(n, self._tiles.n))](
-            x, weight if norm is None else norm, weight, out, frame.crossed, frame.order, frame.active, n, k,
-            self.parts.spec.norm_eps,
-            NORMED=norm is not None, ADDS=out is frame.hidden, HOLDS=holds, ROWS=ROWS, BLOCK_N=self._tiles.n,
-            BLOCK_K=self._tiles.k,
+    def _linear(self, frame: Frame, x: Tensor, weight: Tensor, out: Tensor, holds: bool) -> None:
+        """``x`` or ``out`` is the residual stream, which is normed or added to; the other is a buffer."""
+        (n, k), tile = weight.shape, self._product(frame, weight)
+        linear_kernel[_grid(tile, frame.size, n)](
+            x, weight, out, frame.crossed, frame.order, frame.active, n, k, self.parts.spec.norm_eps,
+            NORMED=x is frame.hidden, ADDS=out is frame.hidden, HOLDS=holds, **_cut(tile),
         )  # fmt: skip
+
+    def _product(self, frame: Frame, weight: Tensor) -> Tile:
+        n, k = weight.shape
+        return self._tiles.product(frame.size, n, k, weight.dtype)
 
     def _attend(
         self, frame: Frame, keys: Tensor, values: Tensor, lengths: Tensor, steps: tuple[Tensor, Tensor] | None = None
@@ -141,24 +115,26 @@ class TritonOps(TorchOps):
         """Over a row's own positions with their bias; with ``steps`` over its source."""
         spec, bias = self.parts.spec, self._packed.bias
         key_steps, value_steps = steps or (bias, bias)
+        block = self._tiles.keys(frame.size, keys.dtype)
         attention_kernel[(frame.size, spec.num_heads)](
             self._queries, keys, values, lengths, bias, key_steps, value_steps, frame.slots, frame.order, frame.active,
             self._mixed, spec.num_heads, keys.shape[2], spec.attention_scale,
             BIASED=steps is None, COARSE=keys.dtype is torch.int8, WIDTH=spec.d_kv,
-            WIDE=triton.next_power_of_2(spec.d_kv), BLOCK=self._tiles.keys,
+            WIDE=triton.next_power_of_2(spec.d_kv), BLOCK=block.keys, STAGES=block.stages, num_warps=block.warps,
         )  # fmt: skip
 
     def confide(self, layer: int, frame: Frame, asked: Asked, holds: bool) -> None:
         spec, measures = self.parts.spec, {measure for measure, _ in asked}
-        by_head = not measures.isdisjoint(HEAD_MEASURES)
+        by_head = measures & set(HEAD_MEASURES)
         if by_head:
-            self._look(frame, frame.order, frame.active, measures, first=layer == self._first)
-        if measures & {Measure.state, Measure.classifier}:
+            self._look(frame, frame.order, frame.active, by_head, layer == self._first)
+        state, classifier = _indices(measures, Measure.state, Measure.classifier)
+        if max(state, classifier) >= 0:
             states_kernel[(frame.size,)](
                 frame.hidden, frame.previous, self._weight, self._offset, frame.measures, frame.confidence,
                 frame.order, frame.active, spec.d_model,
-                STATE=_index(Measure.state, measures), CLASSIFIER=_index(Measure.classifier, measures),
-                FIRST=layer == 1, ALONE=not by_head, BLOCK=min(1024, triton.next_power_of_2(spec.d_model)),
+                STATE=state, CLASSIFIER=classifier, FIRST=layer == 1, ALONE=not by_head,
+                BLOCK=min(1024, triton.next_power_of_2(spec.d_model)),
             )  # fmt: skip
         if self.parts.record:
             self.note(layer, frame, holds)
@@ -168,23 +144,27 @@ class TritonOps(TorchOps):
         frame: Frame,
         order: Tensor,
         active: Tensor,
-        measures: Set[Measure] = frozenset(),
-        *,
+        measures: Collection[Measure] = (),
         first: bool = False,
     ) -> None:
-        """The best words of these rows; with ``measures`` the confidences of those who ask for one of the head's."""
-        spec, tiles, (_, most, count) = self.parts.spec, self._tiles, self._stats.shape
-        words_kernel[(triton.cdiv(frame.size, ROWS), count)](
-            frame.hidden, spec.tensors["final_norm"], spec.tensors["head"], self._stats, order, active, most, count,
-            spec.vocab_size, spec.d_model, spec.norm_eps, spec.head_scale,
-            ROWS=ROWS, BLOCK_N=tiles.words, BLOCK_K=tiles.k,
+        """The best words of these rows; where measures are asked, their confidences, and NaN for rows of others.
+
+        ``first``: ``agreement`` has seen no check before this one.
+        """
+        spec, tile = self.parts.spec, self._tiles.words(frame.size, frame.hidden.dtype)
+        grid = _grid(tile, frame.size, spec.vocab_size)
+        words_kernel[grid](
+            frame.hidden, self._packed.head, self._stats, order, active, frame.size, grid[1], spec.vocab_size,
+            spec.d_model, spec.norm_eps, spec.head_scale, **_cut(tile),
         )  # fmt: skip
+        softmax, max_prob, entropy, agreement = _indices(
+            measures, Measure.softmax, Measure.max_prob, Measure.entropy, Measure.agreement
+        )
         choose_kernel[(frame.size,)](
             self._stats, order, active, self._chosen, frame.measures, frame.run_lengths, frame.words, frame.run,
-            frame.confidence, math.log(spec.vocab_size), most, count,
-            CONFIDES=bool(measures), SOFTMAX=_index(Measure.softmax, measures),
-            MAX_PROB=_index(Measure.max_prob, measures), ENTROPY=_index(Measure.entropy, measures),
-            AGREEMENT=_index(Measure.agreement, measures), FIRST=first, BLOCK=triton.next_power_of_2(count),
+            frame.confidence, frame.size, grid[1], math.log(spec.vocab_size),
+            CONFIDES=bool(measures), SOFTMAX=softmax, MAX_PROB=max_prob, ENTROPY=entropy, AGREEMENT=agreement,
+            FIRST=first, BLOCK=triton.next_power_of_2(grid[1]),
         )  # fmt: skip
 
     def settle(self, layer: int, frame: Frame, rule: Rule, confident: bool) -> None:
@@ -201,12 +181,28 @@ class TritonOps(TorchOps):
         return self._chosen[: frame.size]
 
     def backfill(self, frame: Frame, executed: Tensor) -> None:
-        spec, slots, tiles = self.parts.spec, self.parts.slots, self._tiles
+        spec, slots = self.parts.spec, self.parts.slots
         one = spec.num_heads * spec.d_kv
-        grid = (triton.cdiv(frame.size, ROWS), triton.cdiv(2 * one, tiles.n), spec.num_layers)
-        backfill_kernel[grid](
-            frame.hidden, self._packed.norms, self._packed.kv, slots.keys, slots.values, frame.slots, frame.steps,
+        tile = self._tiles.product(frame.size, 2 * one * spec.num_layers, spec.d_model, frame.hidden.dtype)
+        backfill_kernel[(*_grid(tile, frame.size, 2 * one), spec.num_layers)](
+            frame.hidden, self._packed.qkv, slots.keys, slots.values, frame.slots, frame.steps,
             executed.contiguous(), self._live, slots.count + 1, spec.num_heads, slots.max_target, spec.d_model,
             spec.norm_eps,
-            WIDTH=spec.d_kv, ROWS=ROWS, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
+            WIDTH=spec.d_kv, **_cut(tile),
         )  # fmt: skip
+
+
+def _indices(measures: Collection[Measure], *each: Measure) -> list[int]:
+    """In MEASURES; -1 for what is not asked."""
+    return [MEASURES.index(measure) if measure in measures else -1 for measure in each]
+
+
+def _grid(tile: Tile, rows: int, n: int) -> tuple[int, int]:
+    return triton.cdiv(rows, tile.rows), triton.cdiv(n, tile.n)
+
+
+def _cut(tile: Tile) -> dict[str, int]:
+    """What a kernel and its compiler are told."""
+    return {
+        "ROWS": tile.rows, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "num_stages": tile.stages, "num_warps": tile.warps,
+    }  # fmt: skip

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+LEAST: tl.constexpr = tl.constexpr(-1e30)  # below every score: -inf would make exp(top - highest) no number
+
 
 @triton.jit
 def attention_kernel(
@@ -24,45 +26,51 @@ def attention_kernel(
     COARSE: tl.constexpr,
     WIDTH: tl.constexpr,
     WIDE: tl.constexpr,  # the power of two that holds WIDTH
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,  # keys at a time
+    STAGES: tl.constexpr,  # blocks of keys and values that are on their way
 ):
-    """One program a row and head: a row with a short source reads no more than that."""
+    """One program a row and head: a row with a short source reads no more than that.
+
+    Each place of a block has a maximum and sums of its own, which meet after the last block: nothing within the loop
+    waits for other lanes, and blocks arrive while earlier ones are counted.
+    """
     if tl.program_id(0) >= tl.load(active):
         return
     row = tl.load(order + tl.program_id(0)).to(tl.int64)
     head = tl.program_id(1)
     slot = tl.load(slots + row)
     if BIASED:
-        length = tl.load(lengths + row) + 1
+        length = (tl.load(lengths + row) + 1).to(tl.int32)
     else:
-        length = tl.load(lengths + slot).to(tl.int64)
-    across = tl.arange(0, WIDE)
+        length = tl.load(lengths + slot)
+    across, lane = tl.arange(0, WIDE), tl.arange(0, BLOCK)
     inside = across < WIDTH
-    query = tl.load(queries + (row * heads + head) * WIDTH + across, mask=inside, other=0.0).to(tl.float32)
+    query = tl.load(queries + (row * heads + head) * WIDTH + across, mask=inside, other=0.0).to(tl.float32) * scale
     base = (slot * heads + head) * positions
-    top = tl.full((), float("-inf"), dtype=tl.float32)
-    total = tl.zeros((), dtype=tl.float32)
-    mixed = tl.zeros((WIDE,), dtype=tl.float32)
-    for start in range(0, length, BLOCK):
-        at = start + tl.arange(0, BLOCK)
+    top = tl.full((BLOCK,), LEAST, dtype=tl.float32)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    mixed = tl.zeros((BLOCK, WIDE), dtype=tl.float32)
+    for start in tl.range(0, length, BLOCK, num_stages=STAGES):
+        at = start + lane
         there = at < length
-        place = (base + at)[:, None] * WIDTH + across[None, :]
+        place = base * WIDTH + at[:, None] * WIDTH + across[None, :]
         part = there[:, None] & inside[None, :]
-        key = tl.load(keys + place, mask=part, other=0.0).to(tl.float32)
-        score = tl.sum(key * query[None, :], axis=1) * scale
+        key = tl.load(keys + place, mask=part, other=0.0)
+        value = tl.load(values + place, mask=part, other=0.0)
+        score = tl.sum(key.to(tl.float32) * query[None, :], axis=1)
         if COARSE:
             score *= tl.load(key_steps + base + at, mask=there, other=0.0)
         if BIASED:
             score += tl.load(bias + head * positions + (length - 1 - at), mask=there, other=0.0)
         score = tl.where(there, score, float("-inf"))
-        highest = tl.maximum(top, tl.max(score, axis=0))
+        highest = tl.maximum(top, score)  # of numbers: a score that is none makes its share and the sums none
         share = tl.exp(score - highest)
         shrink = tl.exp(top - highest)
-        value = tl.load(values + place, mask=part, other=0.0).to(tl.float32)
-        total = total * shrink + tl.sum(share, axis=0)
-        mixed = mixed * shrink + tl.sum(share[:, None] * value, axis=0)
+        total = total * shrink + share
+        mixed = mixed * shrink[:, None] + share[:, None] * value.to(tl.float32)
         top = highest
-    mixed = mixed / total
+    weight = tl.exp(top - tl.max(top, axis=0))
+    mixed = tl.sum(mixed * weight[:, None], axis=0) / tl.sum(total * weight, axis=0)
     if COARSE:
         mixed *= tl.load(value_steps + (slot * heads + head) * WIDTH + across, mask=inside, other=0.0)
     tl.store(out + (row * heads + head) * WIDTH + across, mixed.to(out.dtype.element_ty), mask=inside)

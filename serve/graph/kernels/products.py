@@ -1,27 +1,10 @@
-"""Products of a few rows with a weight matrix, with the norm before and the sum after them."""
+"""Products of a few rows with a weight matrix, with the norm before and the sum after them.
+
+Where a product is of normed rows, its weights hold the norm's gain: weight * gain (packing.py).
+"""
 
 import triton
 import triton.language as tl
-
-ROWS = 16  # of a tile: the least that a tensor core takes
-
-
-@triton.jit
-def _mean_square(x, rows, there, k, BLOCK_K: tl.constexpr, ROWS: tl.constexpr):
-    """Of each row, in fp32."""
-    squares = tl.zeros((ROWS,), dtype=tl.float32)
-    for start in range(0, k, BLOCK_K):
-        at = start + tl.arange(0, BLOCK_K)
-        values = tl.load(x + rows[:, None] * k + at[None, :], mask=there[:, None] & (at < k)[None, :], other=0.0)
-        squares += tl.sum(values.to(tl.float32) * values.to(tl.float32), axis=1)
-    return squares / k
-
-
-@triton.jit
-def _normed(values, norm, at, inside, scale):
-    """T5's norm of a part of the rows: weight * (x * rsqrt(mean square)), rounded between the two products."""
-    weight = tl.load(norm + at, mask=inside, other=0.0)
-    return weight[None, :] * (values.to(tl.float32) * scale[:, None]).to(weight.dtype)
 
 
 @triton.jit
@@ -29,30 +12,43 @@ def _product(
     x,
     rows,
     there,
-    norm,
-    scale,  # of each row, 1 / root mean square, where NORMED
-    factor,  # of the normed rows
     weight,
+    gate,
     cols,
     known,  # columns that there are
     k,
+    eps,
     NORMED: tl.constexpr,
+    GATED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Rows of ``x``, normed or as they are, by rows ``cols`` of ``weight``: (ROWS, BLOCK_N), summed in fp32."""
+    """Rows of ``x`` by rows ``cols`` of ``weight``, and of ``gate`` where GATED: (ROWS, BLOCK_N) each, summed in fp32.
+
+    NORMED: of the rows over their root mean square; the norm's gain is in the weights (packing.py). Squares are summed
+    beside the products, which are divided at the end, so rows are read once and no weight waits for a norm.
+    """
     total = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
+    gates = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
+    squares = tl.zeros((ROWS, BLOCK_K), dtype=tl.float32)
     for start in range(0, k, BLOCK_K):
         at = start + tl.arange(0, BLOCK_K)
         inside = at < k
         values = tl.load(x + rows[:, None] * k + at[None, :], mask=there[:, None] & inside[None, :], other=0.0)
-        by = tl.load(weight + cols[:, None] * k + at[None, :], mask=known[:, None] & inside[None, :], other=0.0)
+        place, part = cols[:, None] * k + at[None, :], known[:, None] & inside[None, :]
+        by = tl.load(weight + place, mask=part, other=0.0)
         if NORMED:
-            values = _normed(values, norm, at, inside, scale)
-            values = (values.to(tl.float32) * factor).to(values.dtype)
+            number = values.to(tl.float32)
+            squares += number * number
         total = tl.dot(values.to(by.dtype), tl.trans(by), total, input_precision="ieee")
-    return total
+        if GATED:
+            by = tl.load(gate + place, mask=part, other=0.0)
+            gates = tl.dot(values.to(by.dtype), tl.trans(by), gates, input_precision="ieee")
+    if NORMED:
+        scale = tl.rsqrt(tl.sum(squares, axis=1) / k + eps)[:, None]
+        total, gates = total * scale, gates * scale
+    return total, gates
 
 
 @triton.jit
@@ -67,8 +63,7 @@ def _active(active, order, ROWS: tl.constexpr):
 @triton.jit
 def linear_kernel(
     x,  # (B, k)
-    norm,  # (k,) where NORMED
-    weight,  # (n, k)
+    weight,  # (n, k), with the gain where NORMED
     out,  # (B, n); where ADDS it is added to
     crossed,  # (B,) rows that are held are not written
     order,
@@ -88,10 +83,7 @@ def linear_kernel(
         return
     rows, there = _active(active, order, ROWS)
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    scale = tl.zeros((ROWS,), dtype=tl.float32)
-    if NORMED:
-        scale = tl.rsqrt(_mean_square(x, rows, there, k, BLOCK_K, ROWS) + eps)
-    total = _product(x, rows, there, norm, scale, 1.0, weight, cols, cols < n, k, NORMED, ROWS, BLOCK_N, BLOCK_K)
+    total, _ = _product(x, rows, there, weight, weight, cols, cols < n, k, eps, NORMED, False, ROWS, BLOCK_N, BLOCK_K)
     target = out + rows[:, None] * n + cols[None, :]
     write = there[:, None] & (cols < n)[None, :]
     if HOLDS:
@@ -106,12 +98,11 @@ def linear_kernel(
 @triton.jit
 def qkv_kernel(
     x,  # (B, k)
-    norm,
-    weight,  # (3 * heads * width, k): queries, keys, values
+    weight,  # (3 * heads * width, k) with the gain: queries, keys, values
     queries,  # (B, heads * width)
     keys,  # (slots, heads, positions, width) of the layer
     values,
-    previous,  # (B, k): takes x as it was
+    previous,  # (B, k): takes x as it is, where KEEPS
     slots,
     steps,
     order,
@@ -120,6 +111,7 @@ def qkv_kernel(
     positions,
     k,
     eps,
+    KEEPS: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -131,14 +123,9 @@ def qkv_kernel(
     rows, there = _active(active, order, ROWS)
     one = heads * WIDTH
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    scale = tl.rsqrt(_mean_square(x, rows, there, k, BLOCK_K, ROWS) + eps)
-    if tl.program_id(1) == 0:
-        for start in range(0, k, BLOCK_K):
-            at = start + tl.arange(0, BLOCK_K)
-            part = there[:, None] & (at < k)[None, :]
-            kept = rows[:, None] * k + at[None, :]
-            tl.store(previous + kept, tl.load(x + kept, mask=part, other=0.0), mask=part)
-    total = _product(x, rows, there, norm, scale, 1.0, weight, cols, cols < 3 * one, k, True, ROWS, BLOCK_N, BLOCK_K)
+    total, _ = _product(
+        x, rows, there, weight, weight, cols, cols < 3 * one, k, eps, True, False, ROWS, BLOCK_N, BLOCK_K
+    )
     which, within = cols // one, cols % one
     slot = tl.load(slots + rows, mask=there, other=0)
     step = tl.load(steps + rows, mask=there, other=0)
@@ -148,6 +135,12 @@ def qkv_kernel(
     tl.store(queries + rows[:, None] * one + within[None, :], found, mask=there[:, None] & (which == 0)[None, :])
     tl.store(keys + place, found, mask=there[:, None] & (which == 1)[None, :])
     tl.store(values + place, found, mask=there[:, None] & (which == 2)[None, :])
+    if KEEPS:  # each program a slice
+        for start in range(tl.program_id(1) * BLOCK_N, k, tl.num_programs(1) * BLOCK_N):
+            at = start + tl.arange(0, BLOCK_N)
+            part = there[:, None] & (at < k)[None, :]
+            kept = rows[:, None] * k + at[None, :]
+            tl.store(previous + kept, tl.load(x + kept, mask=part, other=0.0), mask=part)
 
 
 @triton.jit
@@ -165,9 +158,8 @@ def _activated(values, ACTIVATION: tl.constexpr):
 @triton.jit
 def inner_kernel(
     x,  # (B, k)
-    norm,
-    gate,  # (n, k) where GATED
-    up,  # (n, k)
+    gate,  # (n, k) with the gain, where GATED
+    up,  # (n, k) with the gain
     out,  # (B, n)
     order,
     active,
@@ -185,11 +177,9 @@ def inner_kernel(
         return
     rows, there = _active(active, order, ROWS)
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    scale = tl.rsqrt(_mean_square(x, rows, there, k, BLOCK_K, ROWS) + eps)
-    total = _product(x, rows, there, norm, scale, 1.0, up, cols, cols < n, k, True, ROWS, BLOCK_N, BLOCK_K)
+    total, gates = _product(x, rows, there, up, gate, cols, cols < n, k, eps, True, GATED, ROWS, BLOCK_N, BLOCK_K)
     kind = up.dtype.element_ty
     if GATED:  # each product is rounded as it would be if it were stored
-        gates = _product(x, rows, there, norm, scale, 1.0, gate, cols, cols < n, k, True, ROWS, BLOCK_N, BLOCK_K)
         inner = _activated(gates.to(kind).to(tl.float32), ACTIVATION).to(kind).to(tl.float32)
         inner = inner * total.to(kind).to(tl.float32)
     else:
@@ -201,8 +191,7 @@ def inner_kernel(
 @triton.jit
 def backfill_kernel(
     x,  # (B, k)
-    norms,  # (L, k)
-    weights,  # (L, 2 * heads * width, k): keys, values
+    weights,  # (L, 3 * heads * width, k) with the gain: queries, keys, values
     keys,  # (L, slots, heads, positions, width)
     values,
     slots,
@@ -228,9 +217,10 @@ def backfill_kernel(
         return
     one = heads * WIDTH
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    scale = tl.rsqrt(_mean_square(x, rows, there, k, BLOCK_K, ROWS) + eps)
-    weight, norm = weights + layer.to(tl.int64) * 2 * one * k, norms + layer * k
-    total = _product(x, rows, there, norm, scale, 1.0, weight, cols, cols < 2 * one, k, True, ROWS, BLOCK_N, BLOCK_K)
+    weight = weights + (layer.to(tl.int64) * 3 + 1) * one * k
+    total, _ = _product(
+        x, rows, there, weight, weight, cols, cols < 2 * one, k, eps, True, False, ROWS, BLOCK_N, BLOCK_K
+    )
     which, within = cols // one, cols % one
     slot = tl.load(slots + rows, mask=there, other=0)
     step = tl.load(steps + rows, mask=there, other=0)

@@ -18,7 +18,7 @@ def states_kernel(
     STATE: tl.constexpr,  # index of the measure ``state``; -1: nobody asks
     CLASSIFIER: tl.constexpr,
     FIRST: tl.constexpr,  # there is no layer before this one
-    ALONE: tl.constexpr,  # nobody else has said anything: rows that ask for neither get NaN
+    ALONE: tl.constexpr,  # no other kernel tells confidences here: rows of other measures get NaN
     BLOCK: tl.constexpr,
 ):
     """Cosine with the layer before, and P(exit)."""
@@ -26,9 +26,6 @@ def states_kernel(
         return
     row = tl.load(order + tl.program_id(0)).to(tl.int64)
     asked = tl.load(measures + row)
-    if ALONE:
-        if (asked < 0) | ((asked != STATE) & (asked != CLASSIFIER)):
-            tl.store(confidence + row, float("nan"))
     dot = tl.zeros((BLOCK,), dtype=tl.float32)
     mine = tl.zeros((BLOCK,), dtype=tl.float32)
     theirs = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -37,25 +34,26 @@ def states_kernel(
         at = start + tl.arange(0, BLOCK)
         inside = at < d
         now = tl.load(hidden + row * d + at, mask=inside, other=0.0).to(tl.float32)
-        if STATE >= 0:
+        if STATE >= 0 and not FIRST:
             before = tl.load(previous + row * d + at, mask=inside, other=0.0).to(tl.float32)
             dot += now * before
             mine += now * now
             theirs += before * before
         if CLASSIFIER >= 0:
             linear += now * tl.load(weight + at, mask=inside, other=0.0)
-    if STATE >= 0:
-        if asked == STATE:
-            # torch.nn.functional.cosine_similarity: neither norm below 1e-8
-            length = tl.maximum(tl.sqrt(tl.sum(mine, axis=0)), 1e-8) * tl.maximum(tl.sqrt(tl.sum(theirs, axis=0)), 1e-8)
-            cosine = tl.sum(dot, axis=0) / length
-            cosine = tl.where(cosine != cosine, cosine, tl.minimum(tl.maximum(cosine, 0.0), 1.0))
-            if FIRST:
-                cosine = float("nan")
-            tl.store(confidence + row, cosine)
+    sure = tl.full((), float("nan"), dtype=tl.float32)
+    if STATE >= 0 and not FIRST:
+        # torch.nn.functional.cosine_similarity: neither norm below 1e-8
+        length = tl.maximum(tl.sqrt(tl.sum(mine, axis=0)), 1e-8) * tl.maximum(tl.sqrt(tl.sum(theirs, axis=0)), 1e-8)
+        cosine = tl.sum(dot, axis=0) / length
+        cosine = tl.where(cosine != cosine, cosine, tl.minimum(tl.maximum(cosine, 0.0), 1.0))
+        sure = tl.where(asked == STATE, cosine, sure)
     if CLASSIFIER >= 0:
-        if asked == CLASSIFIER:
-            tl.store(confidence + row, tl.sigmoid(tl.sum(linear, axis=0) + offset))
+        sure = tl.where(asked == CLASSIFIER, tl.sigmoid(tl.sum(linear, axis=0) + offset), sure)
+    if ALONE:
+        tl.store(confidence + row, sure)
+    else:
+        tl.store(confidence + row, sure, mask=(asked == STATE) | (asked == CLASSIFIER))
 
 
 @triton.jit(do_not_specialize=["size", "num_layers", "layer"])
@@ -200,15 +198,15 @@ def speak_kernel(
     slots,
     steps,
     said,  # (5, B): token, crossing, emission, executed, involuntary
-    executed,  # (B,) for backfill: those whose K and V need no filling
-    fills,  # by slot: whether any token of the row reads what is above its fixed depth
+    executed,  # (B,) layers whose K and V need no filling
+    fills,  # by slot: whether somebody reads K and V above a fixed depth
     position,  # by slot: what the next step begins with
     token,
     size,
     num_layers,
     HOLDS: tl.constexpr,
     LEAVES: tl.constexpr,
-    ROW_EXACT: tl.constexpr,
+    EXACT: tl.constexpr,  # a row stands for itself: what nobody reads of it is not filled
     BLOCK: tl.constexpr,
 ):
     """What the rows said, and what their slots decode next; one program for all rows."""
@@ -227,10 +225,8 @@ def speak_kernel(
     tl.store(said + 3 * size + row, ran, mask=there)
     tl.store(said + 4 * size + row, early.to(tl.int64), mask=there)
     slot = tl.load(slots + row, mask=there, other=0)
-    if ROW_EXACT:
-        read = tl.load(fills + slot, mask=there, other=1) != 0
-        tl.store(executed + row, tl.where(read, ran, num_layers), mask=there)
-    else:
-        tl.store(executed + row, ran, mask=there)
+    if EXACT:
+        ran = tl.where(tl.load(fills + slot, mask=there, other=0) != 0, ran, num_layers)
+    tl.store(executed + row, ran, mask=there)
     tl.store(position + slot, tl.load(steps + row, mask=there, other=0) + 1, mask=alive)
     tl.store(token + slot, tl.maximum(word, 0), mask=alive)

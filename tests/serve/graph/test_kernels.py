@@ -1,6 +1,6 @@
 """Every kernel beside its twin in plain torch, by Triton's interpreter where there is no GPU."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -16,14 +16,15 @@ from calm.config import BatchRule, Measure, RunnerName, Weights  # noqa: E402
 from calm.policies import Static  # noqa: E402
 from calm.rules import Rule  # noqa: E402
 from serve.engine import Engine  # noqa: E402
-from serve.exits import MEASURES as MEASURE_INDEX  # noqa: E402
 from serve.graph.frame import GIVEN, Frame  # noqa: E402
 from serve.graph.ops import TorchOps  # noqa: E402
 from serve.graph.program import Program  # noqa: E402
-from serve.graph.triton_ops import Tiles, TritonOps  # noqa: E402
+from serve.graph.tiles import Block, Tile, Tiles  # noqa: E402
+from serve.graph.triton_ops import TritonOps  # noqa: E402
 
 from ..models import SHAPES, confident, engine_of, texts, tiny_served, usual  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("interpreted")
 RULES = [
     Rule(BatchRule.own),
     Rule(BatchRule.compact),
@@ -32,19 +33,36 @@ RULES = [
     Rule(BatchRule.lockstep),
 ]
 BUCKET, ROWS = 6, 5  # one row is padding
-SMALL = Tiles(n=16, k=16, words=32, keys=4)  # more tiles than one of everything
 MEASURES = {
     "softmax": [Measure.softmax],
     "state": [Measure.state],
     "classifier": [Measure.classifier],
     "max_prob-entropy": [Measure.max_prob, Measure.entropy],
     "agreement": [Measure.agreement],
-    "state-classifier": [Measure.state, Measure.classifier],
-    "entropy-state": [Measure.entropy, Measure.state],
     "all": list(Measure),
 }
 WITHIN = ("hidden", "previous", "confidence", "words", "run")  # what the rows that run leave behind in a layer
 Snapshot = dict[str, Tensor]
+
+
+class Even(Tiles):
+    """The same for every launch."""
+
+    def __init__(self, n: int, k: int, words: int, keys: int, rows: int = 16) -> None:
+        self._product, self._words, self._keys = Tile(rows, n, k), Tile(rows, words, k), Block(keys)
+
+    def product(self, *_: Any) -> Tile:
+        return self._product
+
+    def words(self, *_: Any) -> Tile:
+        return self._words
+
+    def keys(self, *_: Any) -> Block:
+        return self._keys
+
+
+SMALL = Even(n=16, k=16, words=32, keys=4)  # more tiles than one of everything
+LARGE = Even(n=64, k=64, words=128, keys=32, rows=64)
 
 
 class Beside:
@@ -110,25 +128,9 @@ class Beside:
         return expected
 
 
-@pytest.fixture(autouse=True)
-def inference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Triton 3.6 interprets a loop's bounds as arrays of one number, which numpy 2.4 no longer takes for a number."""
-    from triton.runtime import interpreter
-
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
-    with torch.inference_mode():
-        yield
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("holds", [True, False])
-@pytest.mark.parametrize("tiles", [SMALL, Tiles()], ids=["small tiles", "usual tiles"])
+@pytest.mark.parametrize("tiles", [SMALL, Tiles(), LARGE], ids=["small tiles", "usual tiles", "large tiles"])
 @pytest.mark.parametrize("cross", Weights, ids=lambda kind: kind.value)
 def test_a_layer(shape: str, holds: bool, tiles: Tiles, cross: Weights) -> None:
     beside = Beside(shape, [Measure.state], tiles, cross=cross)
@@ -139,10 +141,30 @@ def test_a_layer(shape: str, holds: bool, tiles: Tiles, cross: Weights) -> None:
     beside.alike(lambda ops: ops.layer(2, beside.frame, holds))
 
 
+@pytest.mark.parametrize("tiles", [SMALL, LARGE], ids=["small tiles", "large tiles"])
+def test_states_are_kept_where_they_are_compared_with_later_ones(tiles: Tiles) -> None:
+    beside = Beside("v1.1", [Measure.state], tiles)
+    frame = beside.frame
+    assert not torch.equal(frame.previous[:ROWS], frame.hidden[:ROWS])
+    for keeps in (False, True):
+        before = (frame.hidden if keeps else frame.previous)[:ROWS].clone()
+        for ops in (beside.torch, beside.triton):
+            found = beside.after(lambda ops=ops, keeps=keeps: ops.layer(1, frame, True, keeps))
+            assert torch.equal(found["previous"][:ROWS], before)
+    asked: list[bool] = []
+    layer = beside.triton.layer
+    beside.triton.layer = lambda *rest, keeps: (asked.append(keeps), layer(*rest, keeps))[1]  # type: ignore
+    for measures in ((), ((Measure.softmax, 0),), ((Measure.softmax, 0), (Measure.state, 0))):
+        beside.after(Program(beside.triton, frame, RULES[0], measures).whole)
+    checked = [layer in beside.machine.parts.checked for layer in range(1, 5)]
+    assert asked == [False] * 8 + checked and any(checked)
+
+
 @pytest.mark.parametrize("measures", MEASURES.values(), ids=MEASURES)
 @pytest.mark.parametrize("shape", ["v1.1", "v1.0-tied"])
-def test_confidences(shape: str, measures: list[Measure]) -> None:
-    beside = Beside(shape, measures)
+@pytest.mark.parametrize("tiles", [SMALL, LARGE], ids=["small tiles", "large tiles"])
+def test_confidences(shape: str, measures: list[Measure], tiles: Tiles) -> None:
+    beside = Beside(shape, measures, tiles)
     frame = beside.frame
     for layer in (1, 2, 3):
         beside.triton.layer(layer, frame, True)
@@ -150,33 +172,6 @@ def test_confidences(shape: str, measures: list[Measure]) -> None:
         beside.triton.confide(layer, frame, beside.asked, True)
         asked = found["confidence"][:ROWS]
         assert asked.isfinite().any() or (layer == 1 and measures == [Measure.state])
-
-
-@pytest.mark.parametrize("measures", MEASURES.values(), ids=MEASURES)
-def test_rows_that_ask_for_nothing_have_no_confidence(measures: list[Measure]) -> None:
-    """Whatever stood there, and whoever is asked beside them."""
-    beside = Beside("v1.1", measures)
-    frame = beside.frame
-    frame.measures[1] = -1
-    frame.run_lengths[1] = 0
-    for layer in (1, 2):
-        beside.triton.layer(layer, frame, True)
-        frame.confidence.fill_(0.5)
-        found = beside.alike(lambda ops, layer=layer: ops.confide(layer, frame, beside.asked, True))
-        assert found["confidence"][1].isnan()
-        beside.triton.confide(layer, frame, beside.asked, True)
-
-
-def test_rows_agree_over_runs_of_their_own_length() -> None:
-    beside = Beside("v1.1", [Measure.agreement])
-    frame = beside.frame
-    frame.run_lengths.copy_(torch.tensor([1, 2, 3, 4, 2, 0]))
-    asked = tuple((Measure.agreement, length) for length in (1, 2, 3, 4))
-    for layer in (1, 2, 3):
-        beside.triton.layer(layer, frame, True)
-        found = beside.alike(lambda ops, layer=layer: ops.confide(layer, frame, asked, True))
-        assert found["confidence"][0] == 1.0 and found["confidence"][3] <= layer / 4
-        beside.triton.confide(layer, frame, asked, True)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name.value)
@@ -217,6 +212,7 @@ def test_words_and_rows_without_a_number() -> None:
 def test_of_equal_words_the_first_wins_in_and_across_tiles() -> None:
     model = tiny_served("v1.1")
     head = model.spec.tensors["head"].clone()
+    head[7, 3] = head[30, 5] = 9.0  # of rows that are one number each, so that no sum is rounded
     head[70] = head[7]
     head[9] = head[7]
     same = replace(model, spec=replace(model.spec, tensors={**model.spec.tensors, "head": head}))
@@ -224,13 +220,113 @@ def test_of_equal_words_the_first_wins_in_and_across_tiles() -> None:
     ops = TritonOps(engine.machine.parts, 2, SMALL)
     frame = engine.machine.frame(2)
     frame.live.fill_(True)
-    frame.hidden.copy_(head[[7, 30]] / model.spec.tensors["final_norm"])
+    frame.hidden.zero_()
+    frame.hidden[[0, 1], [3, 5]] = 1.0
     ops._live.fill_(2)
-    assert ops.words(frame).tolist() == engine.machine.ops.words(frame).tolist()
-    frame.measures.fill_(MEASURE_INDEX.index(Measure.softmax))
-    ops._look(frame, ops._everyone, ops._live, {Measure.softmax})
-    if int(ops._chosen[0]) == 7:
-        assert frame.confidence[0] == 0.0  # the second best is its twin
+    assert ops.words(frame).tolist() == engine.machine.ops.words(frame).tolist() == [7, 30]
+    frame.measures.fill_(list(Measure).index(Measure.softmax))
+    ops.who_runs(frame, frame.live)
+    ops.confide(1, frame, ((Measure.softmax, 0),), True)
+    assert frame.confidence.tolist() == [0.0, pytest.approx(0.5, abs=0.5)]  # the second best is its twin
+    assert frame.confidence[1] > 0
+
+
+@pytest.mark.parametrize("measures", [[Measure.agreement], list(Measure)], ids=["agreement", "all"])
+def test_agreement_counts_by_each_rows_own_run_length(measures: list[Measure]) -> None:
+    """Words that change and words that stay, over three checks; rows of one step ask for runs of 2, 3 and 4."""
+    beside, draw = Beside("v1.1", measures), torch.Generator().manual_seed(8)
+    frame, index = beside.frame, list(Measure).index(Measure.agreement)
+    frame.measures.fill_(index)
+    frame.run_lengths.copy_(torch.tensor([2, 3, 4, 2, 3, 0]))
+    others = tuple((each, 0) for each in measures if each is not Measure.agreement)
+    asked = ((Measure.agreement, 2), (Measure.agreement, 3), (Measure.agreement, 4), *others)
+    frame.words.fill_(-7)  # of another step
+    frame.run.fill_(9)
+    runs = []
+    for layer in (1, 2, 3):
+        told = beside.alike(lambda ops, layer=layer: ops.confide(layer, frame, asked, True))
+        beside.triton.confide(layer, frame, asked, True)
+        runs.append(told["run"][:ROWS].tolist())
+        expected = (told["run"][:ROWS] / frame.run_lengths[:ROWS]).clamp(max=1.0)
+        assert torch.equal(frame.confidence[:ROWS], expected)
+        frame.hidden[0] = torch.randn(frame.hidden.shape[1], generator=draw)
+    assert runs[0] == [1] * ROWS and runs[2][1:] == [3] * (ROWS - 1) and runs[2][0] < 3
+
+
+@pytest.mark.parametrize(
+    "asked", [(Measure.state,), (Measure.softmax,), (Measure.state, Measure.softmax), tuple(Measure)]
+)
+def test_rows_that_are_asked_nothing_have_no_confidence(asked: tuple[Measure, ...]) -> None:
+    """Whatever an earlier layer or step has left there; rows that do not run keep it."""
+    beside = Beside("v1.1", list(Measure))
+    frame, index = beside.frame, [list(Measure).index(each) for each in asked]
+    frame.measures.copy_(torch.tensor([index[0], -1, index[-1], -1, index[0], -1]))
+    frame.run_lengths.fill_(0)
+    beside.triton.who_runs(frame, torch.tensor([True, True, True, True, False, False]))
+    beside.triton.layer(2, frame, True)
+    frame.confidence.fill_(0.75)
+    found = beside.alike(lambda ops: ops.confide(2, frame, tuple((each, 0) for each in asked), True))
+    assert found["confidence"][:4].isnan().tolist() == [False, True, False, True]
+    beside.triton.confide(2, frame, tuple((each, 0) for each in asked), True)
+    assert frame.confidence[4] == 0.75
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:All-NaN slice")  # numpy's
+def test_rows_without_a_number_are_sure_of_nothing() -> None:
+    beside = Beside("v1.1", list(Measure))
+    frame = beside.frame
+    spoilt = torch.tensor([False, True, False, True, False, False])
+    for measure in Measure:
+        frame.measures.fill_(list(Measure).index(measure))
+        beside.triton.layer(2, frame, True)
+        asked = ((measure, 0),)
+        calm = beside.alike(lambda ops, asked=asked: ops.confide(2, frame, asked, True))["confidence"]
+        kept = frame.hidden.clone()
+        frame.hidden[1], frame.hidden[3] = float("nan"), float("inf")
+        found = beside.after(lambda asked=asked: beside.triton.confide(2, frame, asked, True))["confidence"]
+        frame.hidden.copy_(kept)
+        torch.testing.assert_close(found[:ROWS][~spoilt[:ROWS]], calm[:ROWS][~spoilt[:ROWS]], rtol=1e-4, atol=2e-5)
+        if measure is not Measure.agreement:  # it counts that they say nothing again
+            assert not (found[spoilt] < 1.0).any()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:All-NaN slice")  # numpy's
+def test_rows_of_any_size_and_rows_without_numbers_beside_each_other() -> None:
+    """Squares and products are summed before they are scaled: neither large rows nor small ones nor zeros are lost."""
+    beside = Beside("v1.1", [Measure.softmax])
+    frame, sizes = beside.frame, torch.tensor([1e4, 1e-6, 0.0, 1e12, 1.0, 1.0])
+    frame.hidden.mul_(sizes[:, None])
+    calm = beside.alike(lambda ops: frame.said[0].copy_(ops.words(frame)), "said")
+    assert calm["hidden"].isfinite().all()
+    assert torch.equal(beside.triton.words(frame)[:ROWS], beside.torch.words(frame)[:ROWS])
+    nothing = torch.zeros(BUCKET, dtype=torch.long)
+    beside.alike(lambda ops: ops.backfill(frame, nothing))
+    found = beside.after(lambda: beside.triton.backfill(frame, nothing))
+    layer = beside.after(lambda: beside.triton.layer(1, frame, True))
+    frame.hidden[4] = float("nan")
+    spoilt = beside.after(lambda: beside.triton.backfill(frame, nothing))
+    other = beside.after(lambda: beside.triton.layer(1, frame, True))
+    slots, mine = frame.slots[:4], int(frame.slots[4])
+    for name in ("keys", "values"):
+        assert torch.equal(spoilt[name][:, slots], found[name][:, slots])
+        assert spoilt[name][:, mine, :, frame.steps[4]].isnan().all()
+    assert torch.equal(other["hidden"][:4], layer["hidden"][:4]) and other["hidden"][4].isnan().all()
+
+
+def test_weights_hold_their_norms_gains_and_the_model_keeps_its_own() -> None:
+    beside = Beside("v1.1", [Measure.softmax])
+    tensors, packed = beside.machine.parts.spec.tensors, beside.triton._packed
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    for name, layer, norm, found in (
+        ("self_k", 3, "3.self_norm", packed.qkv[2].chunk(3)[1]), ("cross_q", 1, "1.cross_norm", packed.cross_q[0]),
+        ("ffn_gate", 2, "2.ffn_norm", packed.gate[1]), ("ffn_up", 4, "4.ffn_norm", packed.up[3]),
+    ):  # fmt: skip
+        torch.testing.assert_close(found, tensors[f"{layer}.{name}"] * tensors[norm], rtol=0, atol=0)
+    torch.testing.assert_close(packed.head, tensors["head"] * tensors["final_norm"], rtol=0, atol=0)
+    plain = Beside("v1.0-tied", [Measure.softmax]).triton._packed
+    assert all(gate is up for gate, up in zip(plain.gate, plain.up, strict=True))
+    packed.head.zero_()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in tensors.items())
 
 
 def test_backfill_fills_what_each_row_lacks_and_nothing_else() -> None:
@@ -262,11 +358,11 @@ def test_a_step_begins_with_what_it_is_given_or_where_its_slot_was_left() -> Non
 def test_rows_speak_and_their_slots_know_what_comes_next(rule: Rule) -> None:
     beside, draw = Beside("v1.1", [Measure.softmax]), torch.Generator().manual_seed(5)
     frame = beside.frame
-    beside.machine.parts.exits.fills[frame.slots[:2]] = False  # nobody reads above their depth
     for layers in (1, 2, 4):
         frame.layers.fill_(layers)
         frame.crossing.copy_(torch.randint(1, 5, (BUCKET,), generator=draw))
         frame.crossed.copy_(frame.crossing <= layers)
+        beside.machine.parts.exits.fills[frame.slots[:ROWS]] = torch.rand(ROWS, generator=draw) < 0.5
         found = beside.alike(lambda ops: ops.speak(frame, rule))
         assert found["position"][frame.slots[:ROWS]].tolist() == (frame.steps[:ROWS] + 1).tolist()
         assert found["token"][frame.slots[:ROWS]].tolist() == found["said"][0, :ROWS].tolist()
@@ -304,7 +400,7 @@ def test_an_engine_of_kernels_says_what_the_twins_say() -> None:
             BatchRule.compact, runner=RunnerName.graph, max_batch=4, buckets=(4,), poison=True, overlap=True
         )
         if swap:
-            engine.machine.ops = TritonOps(engine.machine.parts, 4, Tiles(n=32, k=32, words=128, keys=16))
+            engine.machine.ops = TritonOps(engine.machine.parts, 4, Even(n=32, k=32, words=128, keys=16))
         for (name, policy), text in asked:
             engine.add_request(text, policy=policy, name=name, max_tokens=3)
         found = []
