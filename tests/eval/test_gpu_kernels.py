@@ -39,24 +39,24 @@ def begun_elsewhere(ops: TorchOps, frame: Frame) -> None:
     frame.hidden[6] *= 1.1
 
 
-def layered(ops: TorchOps, layer: int, frame: Frame, holds: bool) -> None:
-    TorchOps.layer(ops, layer, frame, holds)
+def layered(ops: TorchOps, layer: int, frame: Frame, holds: bool, keeps: bool = True) -> None:
+    TorchOps.layer(ops, layer, frame, holds, keeps)
     frame.hidden[2] *= 1.05
 
 
-def one_head(ops: TorchOps, layer: int, frame: Frame, holds: bool) -> None:
-    TorchOps.layer(ops, layer, frame, holds)
+def one_head(ops: TorchOps, layer: int, frame: Frame, holds: bool, keeps: bool = True) -> None:
+    TorchOps.layer(ops, layer, frame, holds, keeps)
     if bool(frame.runs[0]):
         ops.parts.slots.values[layer - 1, frame.slots[0], 1, frame.steps[0]] *= 1.1
 
 
-def another_position(ops: TorchOps, layer: int, frame: Frame, holds: bool) -> None:
-    TorchOps.layer(ops, layer, frame, holds)
+def another_position(ops: TorchOps, layer: int, frame: Frame, holds: bool, keeps: bool = True) -> None:
+    TorchOps.layer(ops, layer, frame, holds, keeps)
     ops.parts.slots.keys[layer - 1, frame.slots[0], :, frame.steps[0] - 1] += 1.0
 
 
-def not_held(ops: TorchOps, layer: int, frame: Frame, holds: bool) -> None:
-    TorchOps.layer(ops, layer, frame, False)
+def not_held(ops: TorchOps, layer: int, frame: Frame, holds: bool, keeps: bool = True) -> None:
+    TorchOps.layer(ops, layer, frame, False, keeps)
     frame.previous[1] *= 2.0
 
 
@@ -145,7 +145,7 @@ def test_a_fault_of_a_verb_is_told(fault: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_rows_that_fail_are_no_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
     class Breaks(TorchOps):
-        def layer(self, layer: int, frame: Frame, holds: bool) -> None:
+        def layer(self, layer: int, frame: Frame, holds: bool, keeps: bool = True) -> None:
             raise RuntimeError("no such kernel")
 
     monkeypatch.setattr(backend, "_step_ops", lambda parts, most: Breaks(parts))
