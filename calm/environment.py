@@ -66,7 +66,10 @@ def _version(name: str) -> str | None:
 
 
 def git_state(root: Path = ROOT) -> dict[str, Any]:
-    """Commit and whether tracked files differ from it, records of measurements aside; both None without git.
+    """Commit and whether tracked files differ from it; both None without git.
+
+    Records of measurements are no code, and one that a run has just written does not make the next one dirty; what
+    reads records says which in its settings.
 
     Outside a checkout CALM_COMMIT tells the commit, where it is set: of a copy on another machine.
     """

@@ -1,5 +1,6 @@
 """How fast is it, and how near to the card? The parts of eval.gpu_check that time."""
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from .gpu_asked import MEASURES, RULES, SOURCE, TRACES, Asked, Record
 LONGEST = 128  # tokens of the answers that gaps are read in
 
 
+@torch.inference_mode()
 def ceilings(asked: Asked) -> Record:
     """What the card can do at most, and what a launch and a wait cost."""
     from .ceilings import probe
@@ -227,6 +229,8 @@ def transformers(asked: Asked) -> Record:
             engine.generate(drawn, policy=Full(), max_tokens=tokens, ignore_eos=True)
 
         found[f"{shape} ours"] = {"decode_s": decode_seconds(decode, device)}
+        del engine, decode  # its graphs were captured in inference mode, which theirs would not stand beside
+        gc.collect()
         model = random_model(shape, SOURCE, LONGEST).hf.to(device, torch.bfloat16)
         ids = torch.tensor(drawn, device=device)
         for name, extra in (

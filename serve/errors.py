@@ -16,4 +16,4 @@ class Draining(CalmError, RuntimeError):
 
 
 class CaptureError(CalmError, RuntimeError):
-    """The device does not record a step as a graph. No row's doing, so no row is tried again."""
+    """The device does not record a step as a graph, which is no row's doing."""

@@ -2,7 +2,7 @@
 
 Whatever raises costs those rows alone for which it raises again: a step writes nothing that a repetition does not write
 again, so each row is tried by itself and the sound ones go on. A step that the device does not record is no row's
-doing: all of them fail, with the one reason.
+doing: those that it was for fail, with the one reason.
 """
 
 import logging

@@ -161,7 +161,6 @@ def warm(engine: Engine) -> float:
         CheckpointError: the model gives no numbers.
         ConfigError: the cache has no room for a request.
     """
-    import torch
 
     from .requests import Status
 
@@ -173,8 +172,7 @@ def warm(engine: Engine) -> float:
     asked = [RequestOptions(policy=policy, max_tokens=tokens) for policy in policies]
     longest_source = engine.slots.longest_source(tokens)
     if engine.machine.one_piece:  # a capture in mid-service would look like an engine that hangs
-        with torch.inference_mode():
-            engine.machine.prepare(*_served(engine))
+        engine.machine.prepare(*_served(engine))
     longest = float("inf")
     for turn in range(2):  # the first is cold; another source, or it would be known already
         before = engine.clock.steps

@@ -61,7 +61,7 @@ class GraphBench(MadeUp):
         program = self.begun(bucket)
         ops, frame = self.machine.ops, program.frame
         self._timed("start", bucket, [program.begin], readings)
-        # one after the other as in a step: a card's cache holds the weights of one layer, not those of all of them
+        # one after the other as in a step: a card's cache may hold the weights of one layer, and not those of all
         layers = [partial(program.layer, layer) for layer in range(1, max(2, self.num_layers))]
         layer = self._timed("layer", bucket, layers, readings)
         readings.add("layer_gathered", bucket, layer)
@@ -102,7 +102,7 @@ class GraphBench(MadeUp):
             self._timed("early_head", bucket, [words], readings)
 
     def _timed(self, name: str, bucket: int, acts: Sequence[Callable[[], object]], readings: Readings) -> float:
-        """``acts`` in turn, until it were TIMES of them."""
+        """Seconds of one of ``acts``: they are run in turn, TIMES calls in all."""
         known = (name, bucket)
         if known not in self._goes:
             self._goes[known] = self.machine.capture(partial(_repeat, acts))

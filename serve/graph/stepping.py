@@ -72,12 +72,13 @@ class CudaCapture:
                 act()
             except BaseException:
                 with suppress(Exception):
-                    self._end(graph)
+                    graph.capture_end()
                 raise
-            self._end(graph)
-        except CalmError:
-            raise
-        except Exception as error:
+            graph.capture_end()
+        except BaseException as error:
+            self._start_anew()
+            if isinstance(error, CalmError) or not isinstance(error, Exception):
+                raise
             said = " ".join(str(error).split())
             raise CaptureError(f"the step cannot be captured ({said:.300}); choose runner=eager") from error
         finally:
@@ -85,14 +86,13 @@ class CudaCapture:
                 gc.enable()
         return graph
 
-    def _end(self, graph: Any) -> None:
-        try:
-            graph.capture_end()
-        except Exception:
-            # CUDA has thrown the capture away, and torch's allocator would believe for ever that it is under way
-            with suppress(Exception):
-                torch._C._cuda_endAllocateToPool(self._device.index or 0, self._pool)
-            raise
+    def _start_anew(self) -> None:
+        """With another pool: CUDA has thrown the capture away, and torch's allocators may believe for ever that it is
+        under way in this one. (So may torch's default generator of the device, which nothing here draws from.)
+        """
+        with suppress(Exception):
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+        self._pool = torch.cuda.graph_pool_handle()
 
 
 def stepper(program: Program, stepping: Stepping, capture: Capture) -> Act:

@@ -22,6 +22,7 @@ def test_the_stamp_is_plain_json_and_names_no_folder_of_the_machine(monkeypatch:
 
 
 def test_git_tells_the_commit_and_whether_files_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CALM_COMMIT", raising=False)
     assert git_state(tmp_path) == {"commit": None, "dirty": None}
     monkeypatch.setenv("CALM_COMMIT", "told")
     assert git_state(tmp_path) == {"commit": "told", "dirty": None}

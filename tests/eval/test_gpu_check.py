@@ -138,6 +138,7 @@ def test_a_part_may_say_itself_that_it_failed(tmp_path: Path, monkeypatch: pytes
 
 def test_what_the_same_code_has_measured_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_check, "_in_a_process", lambda name, asked, seconds: {"status": "measured", "name": name})
+    monkeypatch.setenv("CALM_COMMIT", "told")  # of a copy without git
     asked = ["device=cpu", f"out={tmp_path}"]
     assert main([*asked, "parts=core"]) == 0 and main([*asked, "parts=gaps"]) == 0
     parts = record(tmp_path)["parts"]

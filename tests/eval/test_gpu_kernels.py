@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from calm.config import BatchRule, Measure
+from calm.errors import CalmError
 from calm.rules import Rule
 from eval import gpu_kernels
 from eval.gpu_asked import Asked
@@ -60,6 +61,23 @@ def not_held(ops: TorchOps, layer: int, frame: Frame, holds: bool, keeps: bool =
     frame.previous[1] *= 2.0
 
 
+def first_rows(ops: TorchOps, layer: int, frame: Frame, holds: bool, keeps: bool = True) -> None:
+    runs = frame.runs.clone()
+    frame.runs.copy_(torch.arange(len(runs)) < frame.active)
+    TorchOps.layer(ops, layer, frame, holds, keeps)
+    frame.runs.copy_(runs)
+
+
+def others_too(ops: TorchOps, layer: int, frame: Frame, holds: bool, keeps: bool = True) -> None:
+    runs = frame.runs.clone()
+    TorchOps.layer(ops, layer, frame, holds, keeps)
+    frame.hidden[~runs] += 1.0
+
+
+def raises(ops: TorchOps, *rest: Any, **named: Any) -> None:
+    raise RuntimeError("no\nsuch kernel")
+
+
 def confided(measure: Measure, by: float) -> Callable[..., None]:
     def confide(ops: TorchOps, layer: int, frame: Frame, *rest: Any) -> None:
         TorchOps.confide(ops, layer, frame, *rest)
@@ -96,6 +114,28 @@ def filled(ops: TorchOps, frame: Frame, executed: Tensor) -> None:
     TorchOps.backfill(ops, frame, executed + 1)
 
 
+def scaled(ops: TorchOps, frame: Frame, executed: Tensor) -> None:
+    TorchOps.backfill(ops, frame, executed)
+    frame.hidden.mul_(3.0)
+
+
+def fills_all(ops: TorchOps, frame: Frame, rule: Rule) -> None:
+    fills = ops.parts.exits.fills.clone()
+    ops.parts.exits.fills.fill_(True)
+    TorchOps.speak(ops, frame, rule)
+    ops.parts.exits.fills.copy_(fills)
+
+
+def one_word(ops: TorchOps, frame: Frame, rule: Rule) -> None:
+    TorchOps.speak(ops, frame, rule)
+    frame.said[0] = 3
+
+
+def emptied(ops: TorchOps, frame: Frame, rule: Rule) -> None:
+    TorchOps.speak(ops, frame, rule)
+    frame.hidden.zero_()
+
+
 def spoken(ops: TorchOps, frame: Frame, rule: Rule) -> None:
     TorchOps.speak(ops, frame, rule)
     frame.said[2] += 1
@@ -114,6 +154,10 @@ FAULTS: dict[str, tuple[str, Any, str]] = {
     "a head's value": ("layer", one_head, "layer: values"),
     "another position": ("layer", another_position, "layer: keys elsewhere"),
     "the state before": ("layer", not_held, "layer: previous"),
+    "rows of the list's beginning": ("layer", first_rows, "layer: hidden"),
+    "rows that do not run": ("layer", others_too, "layer: hidden"),
+    "a layer that raises": ("layer", raises, "layer: raised RuntimeError: no such kernel"),
+    "words that raise": ("words", raises, "words: raised RuntimeError: no such kernel"),
     **{f"{each.value}": ("confide", confided(each, 1.1), "confide: confidence") for each in Measure},
     "a run": ("confide", agreed, "confide: run"),
     **{
@@ -123,6 +167,10 @@ FAULTS: dict[str, tuple[str, Any, str]] = {
     "the order": ("settle", ordered, "settle own: order"),
     "words": ("words", worded, "words: words"),
     "what is filled in": ("backfill", filled, "backfill: keys"),
+    "hidden states while filling in": ("backfill", scaled, "backfill: hidden"),
+    "what nobody reads": ("speak", fills_all, "speak own: keys"),
+    "a word that is told": ("speak", one_word, "speak own: said"),
+    "hidden states at the end": ("speak", emptied, "speak compact: hidden"),
     "a layer that is told": ("speak", spoken, "speak own: said"),
     "where a slot goes on": ("speak", forgotten, "speak sync: position"),
 }
@@ -143,11 +191,8 @@ def test_a_fault_of_a_verb_is_told(fault: str, monkeypatch: pytest.MonkeyPatch) 
     assert told in found["why"]
 
 
-def test_rows_that_fail_are_no_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Breaks(TorchOps):
-        def layer(self, layer: int, frame: Frame, holds: bool, keeps: bool = True) -> None:
-            raise RuntimeError("no such kernel")
-
-    monkeypatch.setattr(backend, "_step_ops", lambda parts, most: Breaks(parts))
-    with pytest.raises(Exception, match="no such kernel"):
+def test_rows_that_do_not_come_as_far_are_no_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even the twin fails: nothing is compared, and nothing is called right."""
+    monkeypatch.setattr(TorchOps, "layer", raises)
+    with pytest.raises(CalmError, match="such kernel"):
         kernels(ASKED)

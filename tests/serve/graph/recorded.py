@@ -32,7 +32,8 @@ class Recorder(TorchDispatchMode):
                 made = func.decompose(*args, **kwargs)
             if made is not NotImplemented:
                 return made
-        assert func.overloadpacket not in LOOKS, f"{func} looks at a number"
+        assert func.overloadpacket not in LOOKS and not _by_flags(func, args), f"{func} looks at a number"
+        assert func.overloadpacket is not aten.lift_fresh, "a tensor comes from the host"
         given = func._schema.arguments
         written = [i for i, each in enumerate(given) if each.alias_info is not None and each.alias_info.is_write]
         if written:
@@ -43,6 +44,13 @@ class Recorder(TorchDispatchMode):
         if all(each.alias_info is None for each in func._schema.returns):
             self.done.append((func, args, kwargs, made))
         return made
+
+
+def _by_flags(func: Any, args: Any) -> bool:
+    """Whether it picks what a flag is set of: how much that is, the host must know."""
+    if func.overloadpacket not in (aten.index, aten.index_put_):
+        return False
+    return any(each is not None and each.dtype is torch.bool for each in args[1])
 
 
 def again(done: list[Done]) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from calm.config import BatchRule, RunnerName, Stepping
+from calm.errors import ConfigError
 from serve.engine import Engine
 from serve.errors import CaptureError
 from serve.graph.program import Act
@@ -63,6 +64,9 @@ def test_a_number_of_the_host_is_seen() -> None:
     assert numbers.tolist() == [1.0, 1.0]
     with pytest.raises(AssertionError, match="looks at a number"):
         Recorded()(look)
+    for act in (lambda: numbers[numbers > 0], lambda: torch.tensor([1.0])):  # of a shape, and of the host's memory
+        with pytest.raises(AssertionError, match=r"looks at a number|comes from the host"):
+            Recorded()(act)
 
 
 class Graph:
@@ -106,7 +110,9 @@ def card(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: usual)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 7))
+    pools = iter(range(7, 99))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(pools)))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(card.notes, card.refuses))
     ended = lambda device, pool: card.notes.append(f"pool {pool} of {device} ended")  # noqa: E731
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", ended, raising=False)
@@ -125,14 +131,19 @@ def test_an_act_is_warmed_up_captured_and_replayed(card: SimpleNamespace) -> Non
 
 @pytest.mark.parametrize("refuses", ["begin", "end"])
 def test_a_refused_capture_leaves_nothing_behind(card: SimpleNamespace, refuses: str) -> None:
-    """The usual stream is current again, garbage is collected again, and the pool takes the next capture."""
+    """The usual stream is current again, garbage is collected again, and the next capture has a pool of its own."""
     card.refuses = refuses
     capture = CudaCapture(torch.device("cuda", 1))
     with pytest.raises(CaptureError, match="^the step cannot be captured .*; choose runner=eager$") as told:
         capture(lambda: None)
     assert "\n" not in str(told.value) and isinstance(told.value.__cause__, RuntimeError)
     assert card.present == ["usual"] and gc.isenabled()
-    assert ("pool (0, 7) of 1 ended" in card.notes) == (refuses == "end")
+    assert "pool (0, 7) of 1 ended" in card.notes
+    card.refuses = ""
+    capture(lambda: None)()
+    assert card.notes[-5:] == [
+        "synchronize", "begin (0, 8) thread_local collecting=False", "end", "usual waits", "replay"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("refuses", ["", "end"])
@@ -146,7 +157,21 @@ def test_an_act_that_raises_ends_the_capture_and_is_the_one_to_tell(card: Simple
 
     with pytest.raises(CaptureError, match="the act's own"):
         CudaCapture(torch.device("cuda", 0))(act)
-    assert "end" in card.notes and gc.isenabled()
+    assert card.notes[-2:] == ["end", "pool (0, 7) of 1 ended"] and gc.isenabled()
+
+
+@pytest.mark.parametrize("error", [ConfigError("no such head"), KeyboardInterrupt()], ids=["of a user", "of nobody"])
+def test_what_is_not_the_captures_is_told_as_it_is(card: SimpleNamespace, error: BaseException) -> None:
+    calls: list[int] = []
+
+    def act() -> None:
+        calls.append(1)
+        if len(calls) > WARMUPS:
+            raise error
+
+    with pytest.raises(type(error)) as told:
+        CudaCapture(torch.device("cuda", 0))(act)
+    assert told.value is error and gc.isenabled() and card.present == ["usual"]
 
 
 def test_rows_of_a_step_that_cannot_be_captured_fail_at_once() -> None:
