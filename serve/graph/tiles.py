@@ -13,8 +13,9 @@ class Tile:
     """Of a product, which one program works on. Powers of two.
 
     Attributes:
-        rows: at least 16.
-        n, k: columns of the result, and numbers that are summed up at a time; at least 16.
+        rows: at least 16, which is what tensor cores take; 1 in a bucket of one row.
+        n, k: columns of the result, and numbers that are summed up at a time; at least 16. Of one row columns may be
+            fewer.
         stages: of ``k`` numbers, those that are on their way at once.
         warps: of 32 threads.
     """
@@ -57,11 +58,15 @@ class Tiles:
 
     def product(self, rows: int, n: int, k: int, dtype: torch.dtype) -> Tile:
         """Of ``rows`` by a weight (n, k): the largest tile that leaves enough programs; else the smallest."""
+        if rows == 1:
+            return _vector(n, k)
         tiles = [tile for tile in PRODUCTS[dtype] if tile.rows < 2 * rows or tile.rows == 16]
         return next((tile for tile in tiles if -(-rows // tile.rows) * -(-n // tile.n) >= ENOUGH), tiles[-1])
 
-    def words(self, rows: int, dtype: torch.dtype) -> Tile:
-        """Of the head, ``n`` words: no weight is read twice for up to 64 rows."""
+    def words(self, rows: int, n: int, k: int, dtype: torch.dtype) -> Tile:
+        """Of ``rows`` by the head (n, k): no weight is read twice for up to 64 rows."""
+        if rows == 1:
+            return _vector(n, k)
         return next(tile for tile in WORDS[dtype] if tile.rows < 2 * rows or tile.rows == 16)
 
     def keys(self, rows: int, dtype: torch.dtype) -> Block:
@@ -69,3 +74,9 @@ class Tiles:
         if rows <= FEW:
             return Block(64 if dtype is torch.float32 else 128, warps=8)
         return Block(64) if dtype is torch.int8 else Block(32, stages=4)
+
+
+def _vector(n: int, k: int) -> Tile:
+    """Of one row: few columns a program where there are few, and as much of ``k`` on its way as can be."""
+    block = 256 if k <= 1024 else 512
+    return Tile(1, 16 if n >= 64 * ENOUGH else 4, block, stages=min(6, -(-k // block) + 1))

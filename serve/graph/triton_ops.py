@@ -37,7 +37,7 @@ class TritonOps(TorchOps):
         self._queries = torch.zeros(most, heads, dtype=dtype, device=device)
         self._mixed = torch.zeros(most, heads, dtype=dtype, device=device)
         self._inner = torch.zeros(most, spec.d_ff, dtype=spec.tensors["1.ffn_down"].dtype, device=device)
-        counts = [rows * triton.cdiv(spec.vocab_size, self._tiles.words(rows, dtype).n) for rows in range(1, most + 1)]
+        counts = [rows * triton.cdiv(spec.vocab_size, self._words(rows).n) for rows in range(1, most + 1)]
         self._stats = torch.zeros(STATS * max(counts), device=device)
         self._chosen = torch.zeros(most, dtype=torch.long, device=device)
         self._executed = torch.zeros(most, dtype=torch.long, device=device)
@@ -109,6 +109,10 @@ class TritonOps(TorchOps):
         n, k = weight.shape
         return self._tiles.product(frame.size, n, k, weight.dtype)
 
+    def _words(self, rows: int) -> Tile:
+        n, k = self._packed.head.shape
+        return self._tiles.words(rows, n, k, self._packed.head.dtype)
+
     def _attend(
         self, frame: Frame, keys: Tensor, values: Tensor, lengths: Tensor, steps: tuple[Tensor, Tensor] | None = None
     ) -> None:
@@ -151,7 +155,7 @@ class TritonOps(TorchOps):
 
         ``first``: ``agreement`` has seen no check before this one.
         """
-        spec, tile = self.parts.spec, self._tiles.words(frame.size, frame.hidden.dtype)
+        spec, tile = self.parts.spec, self._words(frame.size)
         grid = _grid(tile, frame.size, spec.vocab_size)
         words_kernel[grid](
             frame.hidden, self._packed.head, self._stats, order, active, frame.size, grid[1], spec.vocab_size,
@@ -164,7 +168,7 @@ class TritonOps(TorchOps):
             self._stats, order, active, self._chosen, frame.measures, frame.run_lengths, frame.words, frame.run,
             frame.confidence, frame.size, grid[1], math.log(spec.vocab_size),
             CONFIDES=bool(measures), SOFTMAX=softmax, MAX_PROB=max_prob, ENTROPY=entropy, AGREEMENT=agreement,
-            FIRST=first, BLOCK=triton.next_power_of_2(grid[1]),
+            FIRST=first, BLOCK=triton.next_power_of_2(grid[1]), num_warps=8 if grid[1] > 512 else 4,
         )  # fmt: skip
 
     def settle(self, layer: int, frame: Frame, rule: Rule, confident: bool) -> None:
@@ -204,5 +208,5 @@ def _grid(tile: Tile, rows: int, n: int) -> tuple[int, int]:
 def _cut(tile: Tile) -> dict[str, int]:
     """What a kernel and its compiler are told."""
     return {
-        "ROWS": tile.rows, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "num_stages": tile.stages, "num_warps": tile.warps,
+        "ROWS": tile.rows, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "STAGES": tile.stages, "num_warps": tile.warps,
     }  # fmt: skip

@@ -23,28 +23,32 @@ def _product(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Rows of ``x`` by rows ``cols`` of ``weight``, and of ``gate`` where GATED: (ROWS, BLOCK_N) each, summed in fp32.
 
     NORMED: of the rows over their root mean square; the norm's gain is in the weights (packing.py). Squares are summed
     beside the products, which are divided at the end, so rows are read once and no weight waits for a norm.
+
+    One row is no work for tensor cores: it is multiplied number by number, and sums meet after the last block.
     """
-    total = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
-    gates = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
+    summed: tl.constexpr = (BLOCK_N, BLOCK_K) if ROWS == 1 else (ROWS, BLOCK_N)
+    total = tl.zeros(summed, dtype=tl.float32)
+    gates = tl.zeros(summed, dtype=tl.float32)
     squares = tl.zeros((ROWS, BLOCK_K), dtype=tl.float32)
-    for start in range(0, k, BLOCK_K):
+    for start in tl.range(0, k, BLOCK_K, num_stages=STAGES):
         at = start + tl.arange(0, BLOCK_K)
         inside = at < k
         values = tl.load(x + rows[:, None] * k + at[None, :], mask=there[:, None] & inside[None, :], other=0.0)
         place, part = cols[:, None] * k + at[None, :], known[:, None] & inside[None, :]
         by = tl.load(weight + place, mask=part, other=0.0)
         if NORMED:
-            number = values.to(tl.float32)
-            squares += number * number
-        total = tl.dot(values.to(by.dtype), tl.trans(by), total, input_precision="ieee")
+            squares += values.to(tl.float32) * values.to(tl.float32)
+        total = _summed(total, values, by, ROWS)
         if GATED:
-            by = tl.load(gate + place, mask=part, other=0.0)
-            gates = tl.dot(values.to(by.dtype), tl.trans(by), gates, input_precision="ieee")
+            gates = _summed(gates, values, tl.load(gate + place, mask=part, other=0.0), ROWS)
+    if ROWS == 1:
+        total, gates = tl.sum(total, axis=1)[None, :], tl.sum(gates, axis=1)[None, :]
     if NORMED:
         scale = tl.rsqrt(tl.sum(squares, axis=1) / k + eps)[:, None]
         total, gates = total * scale, gates * scale
@@ -52,10 +56,22 @@ def _product(
 
 
 @triton.jit
+def _summed(total, values, by, ROWS: tl.constexpr):
+    """With the products of a block of the rows and a block of the weights."""
+    if ROWS == 1:
+        total += values.to(tl.float32) * by.to(tl.float32)
+    else:
+        total = tl.dot(values.to(by.dtype), tl.trans(by), total, input_precision="ieee")
+    return total
+
+
+@triton.jit
 def _active(active, order, ROWS: tl.constexpr):
-    """Rows of this program's tile, and which of them are there; the count of those that run."""
+    """Rows of this program's tile, and which of them are there. ROWS is 1 in a bucket of one row: no look-up."""
     many = tl.load(active)
     lanes = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    if ROWS == 1:
+        return lanes.to(tl.int64), lanes < many
     there = lanes < many
     return tl.load(order + lanes, mask=there, other=0).to(tl.int64), there
 
@@ -77,13 +93,16 @@ def linear_kernel(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """x @ weight, of the normed rows or of the rows as they are, into a buffer or onto the residual stream."""
     if tl.program_id(0) * ROWS >= tl.load(active):
         return
     rows, there = _active(active, order, ROWS)
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total, _ = _product(x, rows, there, weight, weight, cols, cols < n, k, eps, NORMED, False, ROWS, BLOCK_N, BLOCK_K)
+    total, _ = _product(
+        x, rows, there, weight, weight, cols, cols < n, k, eps, NORMED, False, ROWS, BLOCK_N, BLOCK_K, STAGES
+    )
     target = out + rows[:, None] * n + cols[None, :]
     write = there[:, None] & (cols < n)[None, :]
     if HOLDS:
@@ -116,6 +135,7 @@ def qkv_kernel(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Queries to a buffer, keys and values to their places in the caches."""
     if tl.program_id(0) * ROWS >= tl.load(active):
@@ -124,7 +144,7 @@ def qkv_kernel(
     one = heads * WIDTH
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     total, _ = _product(
-        x, rows, there, weight, weight, cols, cols < 3 * one, k, eps, True, False, ROWS, BLOCK_N, BLOCK_K
+        x, rows, there, weight, weight, cols, cols < 3 * one, k, eps, True, False, ROWS, BLOCK_N, BLOCK_K, STAGES
     )
     which, within = cols // one, cols % one
     slot = tl.load(slots + rows, mask=there, other=0)
@@ -171,13 +191,16 @@ def inner_kernel(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """The feed-forward's inner values: activation(x @ gate) * (x @ up), or activation(x @ up)."""
     if tl.program_id(0) * ROWS >= tl.load(active):
         return
     rows, there = _active(active, order, ROWS)
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total, gates = _product(x, rows, there, up, gate, cols, cols < n, k, eps, True, GATED, ROWS, BLOCK_N, BLOCK_K)
+    total, gates = _product(
+        x, rows, there, up, gate, cols, cols < n, k, eps, True, GATED, ROWS, BLOCK_N, BLOCK_K, STAGES
+    )
     kind = up.dtype.element_ty
     if GATED:  # each product is rounded as it would be if it were stored
         inner = _activated(gates.to(kind).to(tl.float32), ACTIVATION).to(kind).to(tl.float32)
@@ -207,6 +230,7 @@ def backfill_kernel(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """K and V of the layers above ``executed``, all layers in one launch; a tile whose rows all have them returns."""
     layer = tl.program_id(2)  # from 0
@@ -219,7 +243,7 @@ def backfill_kernel(
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     weight = weights + (layer.to(tl.int64) * 3 + 1) * one * k
     total, _ = _product(
-        x, rows, there, weight, weight, cols, cols < 2 * one, k, eps, True, False, ROWS, BLOCK_N, BLOCK_K
+        x, rows, there, weight, weight, cols, cols < 2 * one, k, eps, True, False, ROWS, BLOCK_N, BLOCK_K, STAGES
     )
     which, within = cols // one, cols % one
     slot = tl.load(slots + rows, mask=there, other=0)

@@ -28,6 +28,7 @@ def words_kernel(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Of each tile of words."""
     if tl.program_id(0) * ROWS >= tl.load(active):
@@ -35,7 +36,9 @@ def words_kernel(
     rows, there = _active(active, order, ROWS)
     words = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     known = words < vocab
-    total, _ = _product(x, rows, there, weight, weight, words, known, k, eps, True, False, ROWS, BLOCK_N, BLOCK_K)
+    total, _ = _product(
+        x, rows, there, weight, weight, words, known, k, eps, True, False, ROWS, BLOCK_N, BLOCK_K, STAGES
+    )
     total *= head_scale
     logits = total.to(weight.dtype.element_ty).to(tl.float32)  # rounded as they would be if they were stored
     broken = tl.max((logits != logits).to(tl.int32), axis=1) > 0  # its sums say so; maxima are taken of numbers

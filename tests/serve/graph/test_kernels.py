@@ -69,23 +69,30 @@ class Beside:
     """One frame in the middle of a step, and both ways to go on from there."""
 
     def __init__(
-        self, shape: str, measures: list[Measure], tiles: Tiles = SMALL, before: int = 2, cross: Weights = Weights.model
+        self,
+        shape: str,
+        measures: list[Measure],
+        tiles: Tiles = SMALL,
+        before: int = 2,
+        cross: Weights = Weights.model,
+        bucket: int = BUCKET,
     ) -> None:
         model = tiny_served(shape)
         self.engine: Engine = engine_of(
-            BatchRule.own, model, runner=RunnerName.graph, max_batch=BUCKET, buckets=(BUCKET,), poison=False,
+            BatchRule.own, model, runner=RunnerName.graph, max_batch=bucket, buckets=(bucket,), poison=False,
             cross_kv=cross,
         )  # fmt: skip
-        for number, text in enumerate(texts(ROWS)):
+        for number, text in enumerate(texts(max(1, bucket - 1))):
             measure = measures[number % len(measures)]
             self.engine.add_request(text, policy=confident(measure, usual(measure, shape)), ignore_eos=True)
         for _ in range(before):  # rows stand at their third position
             self.engine.step()
         self.machine = self.engine.machine
         self.torch: TorchOps = self.machine.ops
-        self.triton = TritonOps(self.machine.parts, BUCKET, tiles)
+        self.triton = TritonOps(self.machine.parts, bucket, tiles)
         rows = self.engine._running
-        self.frame: Frame = self.machine.frame(BUCKET)
+        self.rows = len(rows)
+        self.frame: Frame = self.machine.frame(bucket)
         self.machine.hand_over(self.frame, rows, [row.step for row in rows], [False] * len(rows)).send(self.frame)
         self.asked = tuple(sorted(self.machine.parts.exits.present))
         self.triton.begin(self.frame)
@@ -121,7 +128,7 @@ class Beside:
                 runs = self.frame.runs
                 mine, theirs = mine[runs], theirs[runs]
             elif name == "said":
-                mine, theirs = mine[:, :ROWS], theirs[:, :ROWS]
+                mine, theirs = mine[:, : self.rows], theirs[:, : self.rows]
             torch.testing.assert_close(
                 mine, theirs, rtol=1e-4, atol=2e-5, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
             )
@@ -172,6 +179,39 @@ def test_confidences(shape: str, measures: list[Measure], tiles: Tiles) -> None:
         beside.triton.confide(layer, frame, beside.asked, True)
         asked = found["confidence"][:ROWS]
         assert asked.isfinite().any() or (layer == 1 and measures == [Measure.state])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("measure", Measure, ids=lambda measure: measure.value)
+def test_a_bucket_of_one_row(shape: str, measure: Measure) -> None:
+    """Its products are sums of their own."""
+    beside = Beside(shape, [measure], Tiles(), bucket=1)
+    frame, nothing = beside.frame, torch.zeros(1, dtype=torch.long)
+    assert beside.rows == frame.size == 1
+    for layer in (1, 2):
+        beside.alike(lambda ops, layer=layer: ops.layer(layer, frame, True))
+        beside.triton.layer(layer, frame, True)
+        beside.alike(lambda ops, layer=layer: ops.confide(layer, frame, beside.asked, True))
+        beside.triton.confide(layer, frame, beside.asked, True)
+    assert torch.equal(beside.torch.words(frame), beside.triton.words(frame))
+    beside.alike(lambda ops: ops.backfill(frame, nothing))
+    frame.crossed.fill_(True)  # held
+    held = beside.alike(lambda ops: ops.layer(3, frame, True))
+    assert torch.equal(held["hidden"], frame.hidden)
+    beside.triton.who_runs(frame, torch.zeros(1, dtype=torch.bool))
+    before = {name: tensor.clone() for name, tensor in beside.state().items()}
+    beside.triton.layer(3, frame, False)
+    beside.triton.confide(3, frame, beside.asked, False)
+    for name, tensor in beside.state().items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("bucket", [1, 2, 19, 35])
+def test_whole_steps_of_other_buckets(bucket: int) -> None:
+    beside = Beside("v1.1", list(Measure), Tiles(), before=-(-bucket // 4) + 1, bucket=bucket)
+    assert beside.rows > 16 or beside.rows == max(1, bucket - 1)
+    for rule in RULES[:2]:
+        beside.alike(lambda ops, rule=rule: Program(ops, beside.frame, rule, beside.asked).whole(), *WITHIN)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name.value)
