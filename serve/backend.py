@@ -52,6 +52,7 @@ from .slots import Slots
 from .wave import EngineWave, Machine
 
 INT8_RUNNERS = {"weights": (RunnerName.native,), "cross_kv": (RunnerName.native, RunnerName.graph)}  # who offers int8
+LAUNCHED_AHEAD = False  # kernels of a step on a GPU, while the one before runs; off until one has shown what it brings
 MakeWave = Callable[[Rule, Sequence[Row], int | None], Any]
 
 
@@ -265,7 +266,7 @@ def _graph(model: ServedModel, options: EngineOptions, exits: Exits, clock: Cloc
         record=options.record_confidences,
     )
     machine = GraphMachine(
-        _step_ops(parts, options.max_batch),
+        _step_ops(parts, options.max_batch, options.stepping),
         options.ladder,
         CudaCapture(model.device) if on_gpu else called,
         options.stepping,
@@ -294,12 +295,12 @@ def step_kernels(device: str) -> str:
     return "triton" if device.startswith("cuda") and find_spec("triton") is not None else "torch"
 
 
-def _step_ops(parts: Parts, most: int) -> TorchOps:
+def _step_ops(parts: Parts, most: int, stepping: Stepping) -> TorchOps:
     if step_kernels(parts.slots.keys.device.type) == "torch":
         return TorchOps(parts)
     from .graph.triton_ops import TritonOps
 
-    return TritonOps(parts, most)
+    return TritonOps(parts, most, ahead=LAUNCHED_AHEAD and stepping is not Stepping.branches)
 
 
 def _torch_prefill(model: ServedModel, options: EngineOptions) -> Prefill | PromptPrefill:

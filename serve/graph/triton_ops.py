@@ -27,10 +27,16 @@ STOPS = {BatchRule.quantile: "quantile", BatchRule.lockstep: "lockstep"}
 
 
 class TritonOps(TorchOps):
-    """Buffers between the kernels of a step hold ``most`` rows and keep their places."""
+    """Buffers between the kernels of a step hold ``most`` rows and keep their places.
 
-    def __init__(self, parts: Parts, most: int, tiles: Tiles | None = None) -> None:
+    Args:
+        ahead: each kernel is launched while the one before still runs (kernels/ahead.py). Not for branches in a graph:
+            what a branch begins with does not follow the kernel before it.
+    """
+
+    def __init__(self, parts: Parts, most: int, tiles: Tiles | None = None, ahead: bool = False) -> None:
         super().__init__(parts)
+        self._turn: dict[str, bool] = {"AHEAD": True, "launch_pdl": True} if ahead else {"AHEAD": False}
         spec, device = parts.spec, parts.slots.keys.device
         self._packed, self._tiles = Packed.of(spec, parts.slots.max_target), tiles or Tiles()
         dtype, heads = spec.tensors["embed"].dtype, spec.num_heads * spec.d_kv
@@ -55,7 +61,7 @@ class TritonOps(TorchOps):
             frame.crossing, frame.runs, frame.run, frame.stopped, frame.layers, frame.order, frame.active, self._live,
             frame.size, slots.max_target, spec.num_layers, spec.d_model,
             LAYERS=triton.next_power_of_2(spec.num_layers), BLOCK=min(1024, triton.next_power_of_2(spec.d_model)),
-            ROWS=max(32, triton.next_power_of_2(frame.size)),
+            ROWS=max(32, triton.next_power_of_2(frame.size)), **self._turn,
         )  # fmt: skip
         if self.parts.record:
             frame.confidences.fill_(float("nan"))
@@ -68,7 +74,7 @@ class TritonOps(TorchOps):
             frame.said, self._executed, self.parts.exits.fills, slots.position, slots.token, frame.size,
             self.parts.spec.num_layers,
             HOLDS=rule.holds, LEAVES=rule.leaves, EXACT=rule.row_exact,
-            BLOCK=max(32, triton.next_power_of_2(frame.size)),
+            BLOCK=max(32, triton.next_power_of_2(frame.size)), **self._turn,
         )  # fmt: skip
         self.backfill(frame, self._executed[: frame.size])
 
@@ -81,7 +87,7 @@ class TritonOps(TorchOps):
             frame.hidden, packed.qkv[which], self._queries, slots.keys[which],
             slots.values[which], frame.previous, frame.slots, frame.steps, frame.order, frame.active, spec.num_heads,
             slots.max_target, spec.d_model, spec.norm_eps,
-            KEEPS=keeps, WIDTH=spec.d_kv, **_cut(tile),
+            KEEPS=keeps, WIDTH=spec.d_kv, **_cut(tile), **self._turn,
         )  # fmt: skip
         self._attend(frame, slots.keys[which], slots.values[which], frame.steps)
         self._linear(frame, self._mixed, tensors[f"{layer}.self_o"], frame.hidden, holds)
@@ -93,7 +99,7 @@ class TritonOps(TorchOps):
         inner_kernel[_grid(tile, frame.size, spec.d_ff)](
             frame.hidden, packed.gate[which], packed.up[which], self._inner, frame.order, frame.active, spec.d_ff,
             spec.d_model, spec.norm_eps,
-            GATED=spec.gated, ACTIVATION=spec.activation, **_cut(tile),
+            GATED=spec.gated, ACTIVATION=spec.activation, **_cut(tile), **self._turn,
         )  # fmt: skip
         self._linear(frame, self._inner, tensors[f"{layer}.ffn_down"], frame.hidden, holds)
 
@@ -102,7 +108,7 @@ class TritonOps(TorchOps):
         (n, k), tile = weight.shape, self._product(frame, weight)
         linear_kernel[_grid(tile, frame.size, n)](
             x, weight, out, frame.crossed, frame.order, frame.active, n, k, self.parts.spec.norm_eps,
-            NORMED=x is frame.hidden, ADDS=out is frame.hidden, HOLDS=holds, **_cut(tile),
+            NORMED=x is frame.hidden, ADDS=out is frame.hidden, HOLDS=holds, **_cut(tile), **self._turn,
         )  # fmt: skip
 
     def _product(self, frame: Frame, weight: Tensor) -> Tile:
@@ -125,6 +131,7 @@ class TritonOps(TorchOps):
             self._mixed, spec.num_heads, keys.shape[2], spec.attention_scale,
             BIASED=steps is None, COARSE=keys.dtype is torch.int8, WIDTH=spec.d_kv,
             WIDE=triton.next_power_of_2(spec.d_kv), BLOCK=block.keys, STAGES=block.stages, num_warps=block.warps,
+            **self._turn,
         )  # fmt: skip
 
     def confide(self, layer: int, frame: Frame, asked: Asked, holds: bool) -> None:
@@ -138,7 +145,7 @@ class TritonOps(TorchOps):
                 frame.hidden, frame.previous, self._weight, self._offset, frame.measures, frame.confidence,
                 frame.order, frame.active, spec.d_model,
                 STATE=state, CLASSIFIER=classifier, FIRST=layer == 1, ALONE=not by_head,
-                BLOCK=min(1024, triton.next_power_of_2(spec.d_model)),
+                BLOCK=min(1024, triton.next_power_of_2(spec.d_model)), **self._turn,
             )  # fmt: skip
         if self.parts.record:
             self.note(layer, frame, holds)
@@ -159,7 +166,7 @@ class TritonOps(TorchOps):
         grid = _grid(tile, frame.size, spec.vocab_size)
         words_kernel[grid](
             frame.hidden, self._packed.head, self._stats, order, active, frame.size, grid[1], spec.vocab_size,
-            spec.d_model, spec.norm_eps, spec.head_scale, **_cut(tile),
+            spec.d_model, spec.norm_eps, spec.head_scale, **_cut(tile), **self._turn,
         )  # fmt: skip
         softmax, max_prob, entropy, agreement = _indices(
             measures, Measure.softmax, Measure.max_prob, Measure.entropy, Measure.agreement
@@ -168,7 +175,7 @@ class TritonOps(TorchOps):
             self._stats, order, active, self._chosen, frame.measures, frame.run_lengths, frame.words, frame.run,
             frame.confidence, frame.size, grid[1], math.log(spec.vocab_size),
             CONFIDES=bool(measures), SOFTMAX=softmax, MAX_PROB=max_prob, ENTROPY=entropy, AGREEMENT=agreement,
-            FIRST=first, BLOCK=triton.next_power_of_2(grid[1]), num_warps=8 if grid[1] > 512 else 4,
+            FIRST=first, BLOCK=triton.next_power_of_2(grid[1]), num_warps=8 if grid[1] > 512 else 4, **self._turn,
         )  # fmt: skip
 
     def settle(self, layer: int, frame: Frame, rule: Rule, confident: bool) -> None:
@@ -177,7 +184,7 @@ class TritonOps(TorchOps):
             frame.stopped, frame.layers, frame.order, frame.active, frame.size, self.parts.spec.num_layers,
             rule.share, layer,
             CONFIDENT=confident, LEAVES=rule.leaves, RULE=STOPS.get(rule.name, "all"),
-            BLOCK=max(32, triton.next_power_of_2(frame.size)),
+            BLOCK=max(32, triton.next_power_of_2(frame.size)), **self._turn,
         )  # fmt: skip
 
     def words(self, frame: Frame) -> Tensor:
@@ -192,7 +199,7 @@ class TritonOps(TorchOps):
             frame.hidden, self._packed.qkv, slots.keys, slots.values, frame.slots, frame.steps,
             executed.contiguous(), self._live, slots.count + 1, spec.num_heads, slots.max_target, spec.d_model,
             spec.norm_eps,
-            WIDTH=spec.d_kv, **_cut(tile),
+            WIDTH=spec.d_kv, **_cut(tile), **self._turn,
         )  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from .ahead import take_turn
+
 LEAST: tl.constexpr = tl.constexpr(-1e30)  # below every score: -inf would make exp(top - highest) no number
 
 
@@ -28,12 +30,14 @@ def attention_kernel(
     WIDE: tl.constexpr,  # the power of two that holds WIDTH
     BLOCK: tl.constexpr,  # keys at a time
     STAGES: tl.constexpr,  # blocks of keys and values that are on their way
+    AHEAD: tl.constexpr,
 ):
     """One program a row and head: a row with a short source reads no more than that.
 
     Each place of a block has a maximum and sums of its own, which meet after the last block: nothing within the loop
     waits for other lanes, and blocks arrive while earlier ones are counted.
     """
+    take_turn(AHEAD)
     if tl.program_id(0) >= tl.load(active):
         return
     row = tl.load(order + tl.program_id(0)).to(tl.int64)

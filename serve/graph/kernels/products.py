@@ -6,6 +6,8 @@ Where a product is of normed rows, its weights hold the norm's gain: weight * ga
 import triton
 import triton.language as tl
 
+from .ahead import take_turn
+
 
 @triton.jit
 def _product(
@@ -94,8 +96,10 @@ def linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """x @ weight, of the normed rows or of the rows as they are, into a buffer or onto the residual stream."""
+    take_turn(AHEAD)
     if tl.program_id(0) * ROWS >= tl.load(active):
         return
     rows, there = _active(active, order, ROWS)
@@ -136,8 +140,10 @@ def qkv_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Queries to a buffer, keys and values to their places in the caches."""
+    take_turn(AHEAD)
     if tl.program_id(0) * ROWS >= tl.load(active):
         return
     rows, there = _active(active, order, ROWS)
@@ -192,8 +198,10 @@ def inner_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """The feed-forward's inner values: activation(x @ gate) * (x @ up), or activation(x @ up)."""
+    take_turn(AHEAD)
     if tl.program_id(0) * ROWS >= tl.load(active):
         return
     rows, there = _active(active, order, ROWS)
@@ -231,8 +239,10 @@ def backfill_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """K and V of the layers above ``executed``, all layers in one launch; a tile whose rows all have them returns."""
+    take_turn(AHEAD)
     layer = tl.program_id(2)  # from 0
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     live = rows < tl.load(count)

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from .ahead import take_turn
+
 
 @triton.jit
 def states_kernel(
@@ -20,8 +22,10 @@ def states_kernel(
     FIRST: tl.constexpr,  # there is no layer before this one
     ALONE: tl.constexpr,  # no other kernel tells confidences here: rows of other measures get NaN
     BLOCK: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Cosine with the layer before, and P(exit)."""
+    take_turn(AHEAD)
     if tl.program_id(0) >= tl.load(active):
         return
     row = tl.load(order + tl.program_id(0)).to(tl.int64)
@@ -77,8 +81,10 @@ def settle_kernel(
     LEAVES: tl.constexpr,
     RULE: tl.constexpr,  # "all", "quantile", "lockstep"
     BLOCK: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """calm.rules.Rule.stop and the bookkeeping around it, one program for all rows."""
+    take_turn(AHEAD)
     row = tl.arange(0, BLOCK)
     there = row < size
     alive = (tl.load(live + row, mask=there, other=0) != 0) & there
@@ -151,8 +157,10 @@ def begin_kernel(
     LAYERS: tl.constexpr,  # the power of two that holds num_layers
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,  # the power of two that holds the bucket
+    AHEAD: tl.constexpr,
 ):
     """Who is here, what each row decodes and when it may leave; hidden states of the tokens. One program a row."""
+    take_turn(AHEAD)
     row = tl.program_id(0)
     slot = tl.load(given + row)
     chained = tl.load(given + 3 * size + row) > 0
@@ -208,8 +216,10 @@ def speak_kernel(
     LEAVES: tl.constexpr,
     EXACT: tl.constexpr,  # a row stands for itself: what nobody reads of it is not filled
     BLOCK: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """What the rows said, and what their slots decode next; one program for all rows."""
+    take_turn(AHEAD)
     row = tl.arange(0, BLOCK)
     there = row < size
     alive = (tl.load(live + row, mask=there, other=0) != 0) & there

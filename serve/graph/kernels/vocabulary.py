@@ -7,6 +7,7 @@ exponentials and the sum of exponentials times distances from the best logit.
 import triton
 import triton.language as tl
 
+from .ahead import take_turn
 from .products import _active, _product
 
 STATS = 5  # best logit, its word, second logit, sums of exp(logit - best) and of exp(logit - best) * (logit - best)
@@ -29,8 +30,10 @@ def words_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Of each tile of words."""
+    take_turn(AHEAD)
     if tl.program_id(0) * ROWS >= tl.load(active):
         return
     rows, there = _active(active, order, ROWS)
@@ -78,8 +81,10 @@ def choose_kernel(
     AGREEMENT: tl.constexpr,
     FIRST: tl.constexpr,  # no check came before
     BLOCK: tl.constexpr,  # the power of two that holds ``tiles``
+    AHEAD: tl.constexpr,
 ):
     """Of all tiles: the best word of a row and how sure it is, one program a row."""
+    take_turn(AHEAD)
     if tl.program_id(0) >= tl.load(active):
         return
     row = tl.load(order + tl.program_id(0)).to(tl.int64)

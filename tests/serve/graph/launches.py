@@ -1,7 +1,8 @@
 """What the steps of a shape launch, as Triton would compile it: on meta tensors, so nothing is held and nothing runs.
 
-``python -m tests.serve.graph.launches KIND SHAPE ...`` compiles it for sm_90 and prints a JSON line a kernel: its name,
-registers, bytes of stack (spilled registers) and of shared memory. Not under TRITON_INTERPRET.
+``python -m tests.serve.graph.launches KIND [ahead] SHAPE ...`` compiles it for sm_90 and prints a JSON line a kernel:
+its name, registers, bytes of stack (spilled registers) and of shared memory, and which of the instructions that launch
+kernels ahead come before all that touches memory. Not under TRITON_INTERPRET.
 """
 
 import json
@@ -86,12 +87,13 @@ class Source:
         """What the compiler makes of it."""
         found = self.compiled()
         registers, stack = usage(found.asm["cubin"])
+        before = re.split(r"\b(?:ld|st|atom|red|cp)\.\S*global", found.asm["ptx"])[0]
         flags = {name: value for name, value in self.constants if isinstance(value, int | str)}
         return {
             "name": self.name, "registers": registers, "stack": stack, "shared": found.metadata.shared,
             "warps": found.metadata.num_warps, "stages": found.metadata.num_stages, "constants": flags,
-            "waits": "griddepcontrol.wait" in found.asm["ptx"],
-            "launches": "griddepcontrol.launch_dependents" in found.asm["ptx"],
+            "waits": "griddepcontrol.wait" in before, "launches": "griddepcontrol.launch_dependents" in before,
+            "ahead": "griddepcontrol" in found.asm["ptx"],
         }  # fmt: skip
 
 
@@ -168,5 +170,6 @@ def report(kind: str, shapes: list[str], **options: Any) -> Iterator[dict[str, A
 
 
 if __name__ == "__main__":
-    for line in report(sys.argv[1], sys.argv[2:]):
+    kind, *shapes = sys.argv[1:]
+    for line in report(kind, [each for each in shapes if each != "ahead"], ahead="ahead" in shapes):
         print(json.dumps(line), flush=True)

@@ -46,6 +46,7 @@ class Numbers:
             self.queries, keys, values, self.lengths - 1 if biased else by_slot, self.bias, key_steps, value_steps,
             self.slots, torch.tensor(ORDER, dtype=torch.int32), torch.tensor(ROWS - 1, dtype=torch.int32), out, HEADS,
             POSITIONS, SCALE, BIASED=biased, COARSE=self.coarse, WIDTH=WIDTH, WIDE=32, BLOCK=block, STAGES=3,
+            AHEAD=False,
         )  # fmt: skip
         return out
 
