@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
@@ -13,6 +14,7 @@ from calm.near_ties import Reference, Told, parts_at
 from calm.policies import Confident, Full, Policy, Static
 from calm.records import Example
 from calm.thresholds import ThresholdSchedule
+from serve import backend
 from serve.engine import Engine
 from serve.graph.branches import can_branch
 from serve.graph.ops import TorchOps
@@ -27,7 +29,7 @@ SAME, NEAR = "same", "near-tie"
 def correctness(asked: Asked) -> Record:
     """Row-exact rules against decode_one in fp32, by every way of stepping; and how many tokens bf16 changes.
 
-    Branches that cannot be made here are told under ``impossible``.
+    Branches, and kernels launched ahead, that cannot be had here are told under ``impossible``.
     """
     from .shapes import random_model
 
@@ -51,10 +53,14 @@ def correctness(asked: Asked) -> Record:
     counts["twins whole own"] = _compared(twins, rows, policies, told)
     found["bf16_changed"] = _changed_by_bf16(device, rows, policies)
     asked.keep(found)
-    for stepping, rule in ways[len(safe) :]:  # last, for they may take the process along
-        name = f"{stepping.value} {rule.value}"
+    rest = [(f"{stepping.value} {rule.value}", stepping, rule, False) for stepping, rule in ways[len(safe) :]]
+    if device == "cuda":
+        rest = [("whole own ahead", Stepping.whole, BatchRule.own, True), *rest]
+    for name, stepping, rule, ahead in rest:  # last, for they may take the process along
         try:
-            counts[name] = _compared(_engine(device, torch.float32, rule, stepping), rows, policies, told)
+            with launched_ahead(ahead):
+                engine = _engine(device, torch.float32, rule, stepping)
+            counts[name] = _compared(engine, rows, policies, told)
         except Exception as error:
             impossible[name] = f"{type(error).__name__}: {error}"
         asked.keep(found)
@@ -88,6 +94,16 @@ def _policies(model: Any, rows: Sequence[Example]) -> Iterator[tuple[str, Policy
         traces = decoder(list(rows[:16]), Confident(measure, ThresholdSchedule(0.999999, length=LENGTH)))
         seen = sorted(c for trace in traces for step in trace.confidences for c in step if c == c)
         yield measure.value, Confident(measure, ThresholdSchedule(min(statistics.median(seen), 0.999), length=LENGTH))
+
+
+@contextmanager
+def launched_ahead(on: bool) -> Iterator[None]:
+    """Engines that are made in here launch each kernel of a step while the one before runs; or do not."""
+    before, backend.LAUNCHED_AHEAD = backend.LAUNCHED_AHEAD, on
+    try:
+        yield
+    finally:
+        backend.LAUNCHED_AHEAD = before
 
 
 def steppings(device: str) -> list[Stepping]:

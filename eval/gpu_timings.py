@@ -20,7 +20,7 @@ from serve.graph.frame import GIVEN
 from serve.graph.machine import GraphMachine
 from serve.model import ServedModel
 
-from .gpu_answers import steppings
+from .gpu_answers import launched_ahead, steppings
 from .gpu_asked import MEASURES, RULES, SOURCE, TRACES, Asked, Record
 
 LONGEST = 128  # tokens of the answers that gaps are read in
@@ -124,24 +124,28 @@ def _serving(
 def gaps(asked: Asked) -> Record:
     """Of a step at batch 1, by every way of ending it early: how much of it the device works, and how many kernels run.
 
-    At full depth, and (``early``) where the row leaves after a quarter of the layers. Branches that cannot be made here
-    leave the reason.
+    At full depth, and (``early``) where the row leaves after a quarter of the layers; ``ahead``: each kernel is
+    launched while the one before runs. What cannot be had here leaves the reason.
     """
     from .shapes import served_shape
 
     found: Record = {}
     acts: dict[str, Callable[[], object]] = {}
-    for stepping, shape in product(steppings(asked.device), dict.fromkeys(asked.shapes)):  # branches of both come last
+    ahead = [(Stepping.whole, True)] if asked.device == "cuda" else []
+    ways = [(stepping, False) for stepping in steppings(asked.device)]
+    safe = [way for way in ways if way[0] is not Stepping.branches]
+    for (stepping, early), shape in product([*safe, *ahead, *ways[len(safe) :]], dict.fromkeys(asked.shapes)):
         model = served_shape(shape, torch.bfloat16, SOURCE, LONGEST, 0, asked.device)
-        ways: list[tuple[str, Policy]] = [("", Full()), (" early", Static(max(1, model.spec.num_layers // 4)))]
-        for kind, policy in ways:
-            name = f"{shape} {stepping.value}{kind}"
+        depths: list[tuple[str, Policy]] = [("", Full()), (" early", Static(max(1, model.spec.num_layers // 4)))]
+        for kind, policy in depths:
+            name = f"{shape} {stepping.value}{' ahead' * early}{kind}"
             try:
-                engine = running(model, stepping, policy)
+                with launched_ahead(early):
+                    engine = running(model, stepping, policy)
                 found[name] = gap_of(engine, asked.device)
                 acts[name] = step_again(engine)
             except Exception as error:
-                if stepping is not Stepping.branches:
+                if (stepping, early) in safe:
                     raise
                 found[name] = {"why": f"{type(error).__name__}: {error}"}
             asked.keep(found)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from calm.config import BatchRule, Measure
+from calm.config import BatchRule, Measure, Stepping
 from calm.errors import CalmError
 from calm.rules import Rule
 from eval import gpu_kernels
@@ -180,7 +180,7 @@ FAULTS: dict[str, tuple[str, Any, str]] = {
 def test_a_fault_of_a_verb_is_told(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     verb, broken, told = FAULTS[fault]
 
-    def step_ops(parts: Parts, most: int) -> TorchOps:
+    def step_ops(parts: Parts, most: int, stepping: Stepping) -> TorchOps:
         ops: TorchOps = type("Broken", (TorchOps,), {verb: broken})(parts)
         return ops
 
