@@ -16,15 +16,14 @@ class Packed:
     Attributes:
         qkv: of all layers, queries over keys over values of self-attention.
         cross_q: of each layer.
-        gate, up: of each layer; the same where the feed-forward is not gated.
+        inner: of each layer's feed-forward: ``up``, or a row of ``gate`` and a row of ``up`` in turn.
         head: of the words.
         bias: relative bias by head and distance (query position minus key position), fp32.
     """
 
     qkv: Float[Tensor, "layers three_heads_d_kv d_model"]
     cross_q: list[Float[Tensor, "heads_d_kv d_model"]]
-    gate: list[Float[Tensor, "d_ff d_model"]]
-    up: list[Float[Tensor, "d_ff d_model"]]
+    inner: list[Float[Tensor, "ups_and_gates d_model"]]
     head: Float[Tensor, "vocab d_model"]
     bias: Float[Tensor, "heads distances"]
 
@@ -38,12 +37,14 @@ class Packed:
         table = tensors["bias"].float()  # (buckets, heads)
         buckets = spec.bias_row(positions - 1).to(table.device)  # of keys 0, 1, ... seen from the last position
         queries, keys, values = (torch.stack(normed("self", f"self_{name}")) for name in "qkv")
-        up = normed("ffn", "ffn_up")
+        inner = normed("ffn", "ffn_up")
+        if spec.gated:
+            gates = normed("ffn", "ffn_gate")
+            inner = [torch.stack(pair, dim=1).flatten(0, 1) for pair in zip(gates, inner, strict=True)]
         return cls(
             qkv=torch.cat([queries, keys, values], dim=1),
             cross_q=normed("cross", "cross_q"),
-            gate=normed("ffn", "ffn_gate") if spec.gated else up,
-            up=up,
+            inner=inner,
             head=gained(tensors["head"], tensors["final_norm"]),
             bias=table[buckets].flip(0).t().contiguous(),
         )

@@ -95,10 +95,10 @@ class TritonOps(TorchOps):
         steps = slots.key_steps[which], slots.value_steps[which]
         self._attend(frame, slots.cross_keys[which], slots.cross_values[which], slots.source_length, steps)
         self._linear(frame, self._mixed, tensors[f"{layer}.cross_o"], frame.hidden, holds)
-        tile = self._product(frame, packed.up[which])
-        inner_kernel[_grid(tile, frame.size, spec.d_ff)](
-            frame.hidden, packed.gate[which], packed.up[which], self._inner, frame.order, frame.active, spec.d_ff,
-            spec.d_model, spec.norm_eps,
+        inner = packed.inner[which]
+        tile = self._product(frame, inner)
+        inner_kernel[_grid(tile, frame.size, inner.shape[0])](
+            frame.hidden, inner, self._inner, frame.order, frame.active, inner.shape[0], spec.d_model, spec.norm_eps,
             GATED=spec.gated, ACTIVATION=spec.activation, **_cut(tile), **self._turn,
         )  # fmt: skip
         self._linear(frame, self._inner, tensors[f"{layer}.ffn_down"], frame.hidden, holds)

@@ -15,19 +15,17 @@ def _product(
     rows,
     there,
     weight,
-    gate,
     cols,
     known,  # columns that there are
     k,
     eps,
     NORMED: tl.constexpr,
-    GATED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Rows of ``x`` by rows ``cols`` of ``weight``, and of ``gate`` where GATED: (ROWS, BLOCK_N) each, summed in fp32.
+    """Rows of ``x`` by rows ``cols`` of ``weight``: (ROWS, BLOCK_N), summed in fp32.
 
     NORMED: of the rows over their root mean square; the norm's gain is in the weights (packing.py). Squares are summed
     beside the products, which are divided at the end, so rows are read once and no weight waits for a norm.
@@ -36,34 +34,22 @@ def _product(
     """
     summed: tl.constexpr = (BLOCK_N, BLOCK_K) if ROWS == 1 else (ROWS, BLOCK_N)
     total = tl.zeros(summed, dtype=tl.float32)
-    gates = tl.zeros(summed, dtype=tl.float32)
     squares = tl.zeros((ROWS, BLOCK_K), dtype=tl.float32)
     for start in tl.range(0, k, BLOCK_K, num_stages=STAGES):
         at = start + tl.arange(0, BLOCK_K)
         inside = at < k
+        by = tl.load(weight + cols[:, None] * k + at[None, :], mask=known[:, None] & inside[None, :], other=0.0)
         values = tl.load(x + rows[:, None] * k + at[None, :], mask=there[:, None] & inside[None, :], other=0.0)
-        place, part = cols[:, None] * k + at[None, :], known[:, None] & inside[None, :]
-        by = tl.load(weight + place, mask=part, other=0.0)
         if NORMED:
             squares += values.to(tl.float32) * values.to(tl.float32)
-        total = _summed(total, values, by, ROWS)
-        if GATED:
-            gates = _summed(gates, values, tl.load(gate + place, mask=part, other=0.0), ROWS)
+        if ROWS == 1:
+            total += values.to(tl.float32) * by.to(tl.float32)
+        else:
+            total = tl.dot(values.to(by.dtype), tl.trans(by), total, input_precision="ieee")
     if ROWS == 1:
-        total, gates = tl.sum(total, axis=1)[None, :], tl.sum(gates, axis=1)[None, :]
+        total = tl.sum(total, axis=1)[None, :]
     if NORMED:
-        scale = tl.rsqrt(tl.sum(squares, axis=1) / k + eps)[:, None]
-        total, gates = total * scale, gates * scale
-    return total, gates
-
-
-@triton.jit
-def _summed(total, values, by, ROWS: tl.constexpr):
-    """With the products of a block of the rows and a block of the weights."""
-    if ROWS == 1:
-        total += values.to(tl.float32) * by.to(tl.float32)
-    else:
-        total = tl.dot(values.to(by.dtype), tl.trans(by), total, input_precision="ieee")
+        total *= tl.rsqrt(tl.sum(squares, axis=1) / k + eps)[:, None]
     return total
 
 
@@ -104,9 +90,7 @@ def linear_kernel(
         return
     rows, there = _active(active, order, ROWS)
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total, _ = _product(
-        x, rows, there, weight, weight, cols, cols < n, k, eps, NORMED, False, ROWS, BLOCK_N, BLOCK_K, STAGES
-    )
+    total = _product(x, rows, there, weight, cols, cols < n, k, eps, NORMED, ROWS, BLOCK_N, BLOCK_K, STAGES)
     target = out + rows[:, None] * n + cols[None, :]
     write = there[:, None] & (cols < n)[None, :]
     if HOLDS:
@@ -149,9 +133,7 @@ def qkv_kernel(
     rows, there = _active(active, order, ROWS)
     one = heads * WIDTH
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total, _ = _product(
-        x, rows, there, weight, weight, cols, cols < 3 * one, k, eps, True, False, ROWS, BLOCK_N, BLOCK_K, STAGES
-    )
+    total = _product(x, rows, there, weight, cols, cols < 3 * one, k, eps, True, ROWS, BLOCK_N, BLOCK_K, STAGES)
     which, within = cols // one, cols % one
     slot = tl.load(slots + rows, mask=there, other=0)
     step = tl.load(steps + rows, mask=there, other=0)
@@ -184,9 +166,8 @@ def _activated(values, ACTIVATION: tl.constexpr):
 @triton.jit
 def inner_kernel(
     x,  # (B, k)
-    gate,  # (n, k) with the gain, where GATED
-    up,  # (n, k) with the gain
-    out,  # (B, n)
+    weight,  # (n, k) with the gain; where GATED a row of gate and a row of up in turn
+    out,  # (B, n); (B, n / 2) where GATED
     order,
     active,
     n,
@@ -206,15 +187,15 @@ def inner_kernel(
         return
     rows, there = _active(active, order, ROWS)
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total, gates = _product(
-        x, rows, there, up, gate, cols, cols < n, k, eps, True, GATED, ROWS, BLOCK_N, BLOCK_K, STAGES
-    )
-    kind = up.dtype.element_ty
-    if GATED:  # each product is rounded as it would be if it were stored
-        inner = _activated(gates.to(kind).to(tl.float32), ACTIVATION).to(kind).to(tl.float32)
-        inner = inner * total.to(kind).to(tl.float32)
+    total = _product(x, rows, there, weight, cols, cols < n, k, eps, True, ROWS, BLOCK_N, BLOCK_K, STAGES)
+    kind = weight.dtype.element_ty
+    total = total.to(kind).to(tl.float32)  # each product is rounded as it would be if it were stored
+    if GATED:
+        gates, ups = tl.split(tl.reshape(total, (ROWS, BLOCK_N // 2, 2)))
+        inner = _activated(gates, ACTIVATION).to(kind).to(tl.float32) * ups
+        cols, n = tl.program_id(1) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2), n // 2
     else:
-        inner = _activated(total.to(kind).to(tl.float32), ACTIVATION)
+        inner = _activated(total, ACTIVATION)
     write = there[:, None] & (cols < n)[None, :]
     tl.store(out + rows[:, None] * n + cols[None, :], inner.to(kind).to(out.dtype.element_ty), mask=write)
 
@@ -252,9 +233,7 @@ def backfill_kernel(
     one = heads * WIDTH
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     weight = weights + (layer.to(tl.int64) * 3 + 1) * one * k
-    total, _ = _product(
-        x, rows, there, weight, weight, cols, cols < 2 * one, k, eps, True, False, ROWS, BLOCK_N, BLOCK_K, STAGES
-    )
+    total = _product(x, rows, there, weight, cols, cols < 2 * one, k, eps, True, ROWS, BLOCK_N, BLOCK_K, STAGES)
     which, within = cols // one, cols % one
     slot = tl.load(slots + rows, mask=there, other=0)
     step = tl.load(steps + rows, mask=there, other=0)

@@ -13,7 +13,7 @@ from .products import _active, _product
 STATS = 5  # best logit, its word, second logit, sums of exp(logit - best) and of exp(logit - best) * (logit - best)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size", "tiles"])
 def words_kernel(
     x,  # (B, k)
     weight,  # (vocab, k) with the gain of the last norm
@@ -39,9 +39,7 @@ def words_kernel(
     rows, there = _active(active, order, ROWS)
     words = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     known = words < vocab
-    total, _ = _product(
-        x, rows, there, weight, weight, words, known, k, eps, True, False, ROWS, BLOCK_N, BLOCK_K, STAGES
-    )
+    total = _product(x, rows, there, weight, words, known, k, eps, True, ROWS, BLOCK_N, BLOCK_K, STAGES)
     total *= head_scale
     logits = total.to(weight.dtype.element_ty).to(tl.float32)  # rounded as they would be if they were stored
     broken = tl.max((logits != logits).to(tl.int32), axis=1) > 0  # its sums say so; maxima are taken of numbers
@@ -60,7 +58,7 @@ def words_kernel(
     tl.store(target + 4 * next_stat, tl.sum(further, axis=1), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size", "tiles"])
 def choose_kernel(
     stats,  # as words_kernel leaves them
     order,

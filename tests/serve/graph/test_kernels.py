@@ -360,12 +360,13 @@ def test_weights_hold_their_norms_gains_and_the_model_keeps_its_own() -> None:
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     for name, layer, norm, found in (
         ("self_k", 3, "3.self_norm", packed.qkv[2].chunk(3)[1]), ("cross_q", 1, "1.cross_norm", packed.cross_q[0]),
-        ("ffn_gate", 2, "2.ffn_norm", packed.gate[1]), ("ffn_up", 4, "4.ffn_norm", packed.up[3]),
+        ("ffn_gate", 2, "2.ffn_norm", packed.inner[1][0::2]), ("ffn_up", 4, "4.ffn_norm", packed.inner[3][1::2]),
     ):  # fmt: skip
         torch.testing.assert_close(found, tensors[f"{layer}.{name}"] * tensors[norm], rtol=0, atol=0)
     torch.testing.assert_close(packed.head, tensors["head"] * tensors["final_norm"], rtol=0, atol=0)
-    plain = Beside("v1.0-tied", [Measure.softmax]).triton._packed
-    assert all(gate is up for gate, up in zip(plain.gate, plain.up, strict=True))
+    plain = Beside("v1.0-tied", [Measure.softmax])
+    up, gain = (plain.machine.parts.spec.tensors[f"2.{name}"] for name in ("ffn_up", "ffn_norm"))
+    torch.testing.assert_close(plain.triton._packed.inner[1], up * gain, rtol=0, atol=0)
     packed.head.zero_()
     assert all(torch.equal(tensor, before[name]) for name, tensor in tensors.items())
 
