@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -42,28 +43,25 @@ def correctness(asked: Asked) -> Record:
     counts: dict[str, dict[str, int]] = {}
     impossible: dict[str, str] = {}
     found: Record = {"rows": len(rows) * len(policies), "ways": counts, "impossible": impossible}
-    ways = list(product(steppings(device), (BatchRule.own, BatchRule.compact)))
-    safe = [way for way in ways if way[0] is not Stepping.branches]
-    for stepping, rule in safe:
-        engine = _engine(device, torch.float32, rule, stepping)
-        counts[f"{stepping.value} {rule.value}"] = _compared(engine, rows, policies, told)
-        asked.keep(found)
-    twins = _engine(device, torch.float32, BatchRule.own, Stepping.whole)
+    possible = list(product(ways(device), (BatchRule.own, BatchRule.compact)))
+    for way, rule in possible:
+        if way.plain:
+            engine = _engine(device, torch.float32, rule, way)
+            counts[f"{way.name} {rule.value}"] = _compared(engine, rows, policies, told)
+            asked.keep(found)
+    twins = _engine(device, torch.float32, BatchRule.own, WHOLE)
     twins.machine.ops = TorchOps(twins.machine.parts)  # tells a fault of the kernels from one of the capture
     counts["twins whole own"] = _compared(twins, rows, policies, told)
     found["bf16_changed"] = _changed_by_bf16(device, rows, policies)
     asked.keep(found)
-    rest = [(f"{stepping.value} {rule.value}", stepping, rule, False) for stepping, rule in ways[len(safe) :]]
-    if device == "cuda":
-        rest = [("whole own ahead", Stepping.whole, BatchRule.own, True), *rest]
-    for name, stepping, rule, ahead in rest:  # last, for they may take the process along
-        try:
-            with launched_ahead(ahead):
-                engine = _engine(device, torch.float32, rule, stepping)
-            counts[name] = _compared(engine, rows, policies, told)
-        except Exception as error:
-            impossible[name] = f"{type(error).__name__}: {error}"
-        asked.keep(found)
+    for way, rule in possible:
+        if not way.plain:
+            name = f"{way.name} {rule.value}"
+            try:
+                counts[name] = _compared(_engine(device, torch.float32, rule, way), rows, policies, told)
+            except Exception as error:
+                impossible[name] = f"{type(error).__name__}: {error}"
+            asked.keep(found)
     wrong = {name: each["different"] for name, each in counts.items() if each["different"]}
     if wrong:
         return {**found, "status": "failed", "why": f"answers that differ, and no near-tie excuses them: {wrong}"}
@@ -96,33 +94,55 @@ def _policies(model: Any, rows: Sequence[Example]) -> Iterator[tuple[str, Policy
         yield measure.value, Confident(measure, ThresholdSchedule(min(statistics.median(seen), 0.999), length=LENGTH))
 
 
-@contextmanager
-def launched_ahead(on: bool) -> Iterator[None]:
-    """Engines that are made in here launch each kernel of a step while the one before runs; or do not."""
-    before, backend.LAUNCHED_AHEAD = backend.LAUNCHED_AHEAD, on
-    try:
-        yield
-    finally:
-        backend.LAUNCHED_AHEAD = before
+@dataclass(frozen=True)
+class Way:
+    """Of going through a step. ``ahead``: each kernel is launched while the one before runs."""
+
+    stepping: Stepping
+    ahead: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.stepping.value}{' ahead' * self.ahead}"
+
+    @property
+    def plain(self) -> bool:
+        """Whether every device has it. Another may fail, and take its process along: it is tried last."""
+        return self.stepping is not Stepping.branches and not self.ahead
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """By graph engines that are made in here with its stepping."""
+        before, backend.LAUNCHED_AHEAD = backend.LAUNCHED_AHEAD, self.ahead
+        try:
+            yield
+        finally:
+            backend.LAUNCHED_AHEAD = before
 
 
-def steppings(device: str) -> list[Stepping]:
-    """Those that this torch and device have; branches last."""
-    found = [Stepping.whole, Stepping.segments]
-    return [*found, Stepping.branches] if device == "cuda" and can_branch() else found
+WHOLE = Way(Stepping.whole)
 
 
-def _engine(device: str, dtype: torch.dtype, rule: BatchRule, stepping: Stepping) -> Engine:
+def ways(device: str) -> list[Way]:
+    """Those that this torch and device may have, plain ones first."""
+    found = [WHOLE, Way(Stepping.segments)]
+    if device == "cuda":
+        found += [Way(Stepping.whole, ahead=True), *([Way(Stepping.branches)] if can_branch() else [])]
+    return found
+
+
+def _engine(device: str, dtype: torch.dtype, rule: BatchRule, way: Way) -> Engine:
     from serve.model import served
 
     from .shapes import random_model
 
     there = random_model("tiny", 32, LENGTH).to(device, dtype)
     there.classifier.float()
-    return Engine(
-        served(there), rule=rule, runner=RunnerName.graph, stepping=stepping, max_batch=16, buckets=(16,),
-        max_waiting=4 * ROWS, poison=True, overlap=True,
-    )  # fmt: skip
+    with way.taken():
+        return Engine(
+            served(there), rule=rule, runner=RunnerName.graph, stepping=way.stepping, max_batch=16, buckets=(16,),
+            max_waiting=4 * ROWS, poison=True, overlap=True,
+        )  # fmt: skip
 
 
 def _compared(
@@ -146,7 +166,7 @@ def _compared(
 
 def _changed_by_bf16(device: str, rows: Sequence[Example], policies: Mapping[str, Policy]) -> dict[str, float]:
     """Share of the tokens, by policy, that are others in bf16; from the first difference on all count."""
-    engines = [_engine(device, dtype, BatchRule.own, Stepping.whole) for dtype in (torch.float32, torch.bfloat16)]
+    engines = [_engine(device, dtype, BatchRule.own, WHOLE) for dtype in (torch.float32, torch.bfloat16)]
     found = {}
     for name, policy in policies.items():
         pairs = zip(*(engine.generate([row.source for row in rows], policy=policy) for engine in engines), strict=True)

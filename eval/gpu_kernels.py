@@ -48,11 +48,11 @@ def kernels(asked: Asked) -> Record:
     wrong: dict[str, float] = {}
     for shape, dtype, cross in product(dict.fromkeys(("tiny", asked.shapes[0])), BOUNDS, Weights):
         kind = f"{shape} {str(dtype).removeprefix('torch.')}{' int8 cross' if cross is Weights.int8 else ''}"
-        for verb, name, error, bound in Walk(shape, dtype, asked.device, cross).steps():
+        for verb, told in Walk(shape, dtype, asked.device, cross).steps():
             worst = errors.get(f"{kind} {verb}", 0.0)
-            errors[f"{kind} {verb}"] = worst if error <= worst else error  # what is no number stays
-            if not error <= bound:
-                wrong[f"{kind} {verb}: {name}"] = error
+            errors[f"{kind} {verb}"] = worst if told.error <= worst else told.error  # what is no number stays
+            if not told.error <= told.bound:
+                wrong[f"{kind} {verb}: {told.name}"] = told.error
         asked.keep({"relative_errors": errors, "wrong": wrong})
     found: Record = {"relative_errors": errors, "wrong": wrong}
     if wrong:
@@ -67,6 +67,9 @@ class Compared:
     name: str
     error: float
     bound: float
+
+
+Found = Iterator[tuple[str, Compared]]  # each with its verb
 
 
 class Walk:
@@ -108,15 +111,15 @@ class Walk:
             name: getattr(slots, name) for name in ("keys", "values", "position", "token")
         }
 
-    def steps(self) -> Iterator[tuple[str, str, float, float]]:
-        """(verb, what was compared, error, bound) through a step: once where all rows go on, once where some leave."""
+    def steps(self) -> Found:
+        """Through a step: once where all rows go on, once where some leave."""
         before = {name: tensor.clone() for name, tensor in self.state.items()}
         for carry in (Rule(BatchRule.own), Rule(BatchRule.compact)):
             for name, tensor in self.state.items():
                 tensor.copy_(before[name])
             yield from self._step(carry)
 
-    def _step(self, carry: Rule) -> Iterator[tuple[str, str, float, float]]:
+    def _step(self, carry: Rule) -> Found:
         """Half of the layers, then every way to end it."""
         frame, layers = self.frame, self.machine.num_layers
         asked = tuple(sorted(self.machine.parts.exits.present))
@@ -141,7 +144,7 @@ class Walk:
             yield from self._verb(name, lambda ops, by=rule: ops.speak(frame, by), layers=everything, on=False)  # type: ignore[misc]
         fills.fill_(True)
 
-    def _layer(self, layer: int, carry: Rule) -> Iterator[tuple[str, str, float, float]]:
+    def _layer(self, layer: int, carry: Rule) -> Found:
         def act(ops: TorchOps) -> None:
             ops.layer(layer, self.frame, carry.holds)
 
@@ -153,32 +156,30 @@ class Walk:
         reached = (rows % 3 == self.frame.layers % 3)[:, None]
         self.frame.thresholds.copy_(torch.where(reached, 0.0, 2.0).expand_as(self.frame.thresholds))
 
-    def _settle(self, layer: int, rule: Rule, *, on: bool = True) -> Iterator[tuple[str, str, float, float]]:
+    def _settle(self, layer: int, rule: Rule, *, on: bool = True) -> Found:
         def act(ops: TorchOps) -> None:
             ops.settle(layer, self.frame, rule, True)
 
         yield from self._verb(f"settle {rule.name.value}", act, on=on)
 
-    def _words(self) -> Iterator[tuple[str, str, float, float]]:
+    def _words(self) -> Found:
         """Another word is as good where its logit is as large but for rounding."""
         logits = self.twin.logits(self.frame.hidden).float()[:ROWS]
         try:
             mine = self.machine.ops.words(self.frame)[:ROWS]
         except Exception as error:
-            yield "words", _raised(error), WRONG, self.bound
+            yield "words", _raised(error)
             return
         if bool((mine < 0).any()):
-            yield "words", "words", WRONG, self.bound
+            yield "words", Compared("words", WRONG, self.bound)
             return
         short = logits.amax(1) - logits.gather(1, mine[:, None])[:, 0]
-        yield "words", "words", float((short / logits.abs().amax(1)).max()), self.bound
+        yield "words", Compared("words", float((short / logits.abs().amax(1)).max()), self.bound)
 
-    def _verb(
-        self, verb: str, act: Verb, *, layers: list[int] | None = None, on: bool = True
-    ) -> Iterator[tuple[str, str, float, float]]:
+    def _verb(self, verb: str, act: Verb, *, layers: list[int] | None = None, on: bool = True) -> Found:
         """``layers``: whose K and V it may write; ``on``: go on from what it left."""
         before = {name: tensor.clone() for name, tensor in self.state.items()}
-        raised = ""
+        raised = None
         try:
             act(self.machine.ops)
         except Exception as error:  # of a kernel that does not compile, say; the others have their say
@@ -191,8 +192,8 @@ class Walk:
         if not on:
             for name, tensor in self.state.items():
                 tensor.copy_(before[name])
-        if raised:
-            yield verb, raised, WRONG, 0.0
+        if raised is not None:
+            yield verb, raised
             return
         everyone = torch.arange(BUCKET, device=self.frame.runs.device) < ROWS
         runs, active = everyone if verb == "begin" else before["runs"], int(right["active"])
@@ -200,7 +201,7 @@ class Walk:
             if name in UNTOUCHED_BY.get(verb, ()):
                 continue
             for compared in self._beside(name, mine[name], right[name], before[name], runs, active, layers or []):
-                yield verb, compared.name, compared.error, compared.bound
+                yield verb, compared
 
     def _beside(
         self, name: str, mine: Tensor, right: Tensor, before: Tensor, runs: Tensor, active: int, layers: list[int]
@@ -265,5 +266,5 @@ class Walk:
         return Compared(name, float(share.max()) if share.numel() else 0.0, self.bound)
 
 
-def _raised(error: Exception) -> str:
-    return f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+def _raised(error: Exception) -> Compared:
+    return Compared(f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}", WRONG, 0.0)

@@ -20,7 +20,7 @@ from serve.graph.frame import GIVEN
 from serve.graph.machine import GraphMachine
 from serve.model import ServedModel
 
-from .gpu_answers import launched_ahead, steppings
+from .gpu_answers import Way, ways
 from .gpu_asked import MEASURES, RULES, SOURCE, TRACES, Asked, Record
 
 LONGEST = 128  # tokens of the answers that gaps are read in
@@ -131,21 +131,17 @@ def gaps(asked: Asked) -> Record:
 
     found: Record = {}
     acts: dict[str, Callable[[], object]] = {}
-    ahead = [(Stepping.whole, True)] if asked.device == "cuda" else []
-    ways = [(stepping, False) for stepping in steppings(asked.device)]
-    safe = [way for way in ways if way[0] is not Stepping.branches]
-    for (stepping, early), shape in product([*safe, *ahead, *ways[len(safe) :]], dict.fromkeys(asked.shapes)):
+    for way, shape in product(ways(asked.device), dict.fromkeys(asked.shapes)):
         model = served_shape(shape, torch.bfloat16, SOURCE, LONGEST, 0, asked.device)
         depths: list[tuple[str, Policy]] = [("", Full()), (" early", Static(max(1, model.spec.num_layers // 4)))]
         for kind, policy in depths:
-            name = f"{shape} {stepping.value}{' ahead' * early}{kind}"
+            name = f"{shape} {way.name}{kind}"
             try:
-                with launched_ahead(early):
-                    engine = running(model, stepping, policy)
+                engine = running(model, way, policy)
                 found[name] = gap_of(engine, asked.device)
                 acts[name] = step_again(engine)
             except Exception as error:
-                if (stepping, early) in safe:
+                if way.plain:
                     raise
                 found[name] = {"why": f"{type(error).__name__}: {error}"}
             asked.keep(found)
@@ -156,11 +152,12 @@ def gaps(asked: Asked) -> Record:
     return found
 
 
-def running(model: ServedModel, stepping: Stepping, policy: Policy) -> Engine:
+def running(model: ServedModel, way: Way, policy: Policy) -> Engine:
     """An engine with one row, some steps into its answer. Raises CalmError where the row fails."""
     from .shapes import random_sources
 
-    engine = Engine(model, runner=RunnerName.graph, stepping=stepping, max_batch=1, buckets=(1,))
+    with way.taken():
+        engine = Engine(model, runner=RunnerName.graph, stepping=way.stepping, max_batch=1, buckets=(1,))
     source = random_sources(model.spec.vocab_size, 1, 64)[0]
     engine.add_request(source, policy=policy, max_tokens=LONGEST, ignore_eos=True)
     for _ in range(8):

@@ -161,7 +161,6 @@ def warm(engine: Engine) -> float:
         CheckpointError: the model gives no numbers.
         ConfigError: the cache has no room for a request.
     """
-
     from .requests import Status
 
     model, options, picked = engine.model, engine.options, engine.certificates.picked

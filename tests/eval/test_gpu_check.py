@@ -11,6 +11,7 @@ import torch
 from calm.config import Stepping
 from calm.errors import ConfigError
 from eval import gpu_answers, gpu_check, gpu_parts, gpu_timings
+from eval.gpu_answers import Way
 from eval.gpu_asked import Asked, asked_for
 from eval.gpu_check import NOT_MEASURED, main
 from eval.gpu_parts import GOALS, PARTS
@@ -168,11 +169,11 @@ def test_a_step_is_timed_where_its_row_leaves() -> None:
 
 @pytest.mark.slow
 def test_branches_that_cannot_be_made_cost_their_own_figures_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(device: str) -> list[Stepping]:
-        return [Stepping.whole, Stepping.branches]
+    def refuses(device: str) -> list[Way]:
+        return [Way(Stepping.whole), Way(Stepping.branches)]
 
     for module in (gpu_timings, gpu_answers):
-        monkeypatch.setattr(module, "steppings", refuses)
+        monkeypatch.setattr(module, "ways", refuses)
     told = "stepping=branches needs a GPU"
     asked = Asked(device="cpu", shapes=["tiny", "tiny"])
     found = gaps(asked)

@@ -15,6 +15,7 @@ if torch.cuda.is_available():
 from calm.config import BatchRule, Measure, RunnerName, Stepping, Weights  # noqa: E402
 from calm.policies import Static  # noqa: E402
 from calm.rules import Rule  # noqa: E402
+from eval.gpu_kernels import RULES  # noqa: E402
 from serve import backend  # noqa: E402
 from serve.engine import Engine  # noqa: E402
 from serve.graph.frame import GIVEN, Frame  # noqa: E402
@@ -26,13 +27,6 @@ from serve.graph.triton_ops import TritonOps  # noqa: E402
 from ..models import SHAPES, confident, engine_of, texts, tiny_served, usual  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("interpreted")
-RULES = [
-    Rule(BatchRule.own),
-    Rule(BatchRule.compact),
-    Rule(BatchRule.sync),
-    Rule(BatchRule.quantile, share=0.4),
-    Rule(BatchRule.lockstep),
-]
 BUCKET, ROWS = 6, 5  # one row is padding
 MEASURES = {
     "softmax": [Measure.softmax],
