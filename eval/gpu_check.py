@@ -127,6 +127,7 @@ def _in_a_process(name: str, asked: Asked, seconds: float) -> dict[str, Any]:
 def _measured(name: str, asked: Asked) -> dict[str, Any]:
     """A part's record, in this process; one that raises says what, beside what it had found."""
     from calm.checkpoint import finite
+    from serve.requests import one_line
 
     from .gpu_parts import PARTS
 
@@ -136,7 +137,7 @@ def _measured(name: str, asked: Asked) -> dict[str, Any]:
     except Exception as error:
         traceback.print_exc()
         place = traceback.extract_tb(error.__traceback__)[-1]
-        said = " ".join(str(error).split())[:400]
+        said = one_line(error)[:400]
         found = {**asked.kept, "status": "failed"}
         found["why"] = f"{type(error).__name__} at {Path(place.filename).name}: {said}"
     told: dict[str, Any] = finite({**found, "seconds": round(time.perf_counter() - began, 3)})

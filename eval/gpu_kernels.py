@@ -17,6 +17,7 @@ from serve.engine import Engine
 from serve.graph.frame import Frame
 from serve.graph.ops import TorchOps
 from serve.graph.stepping import called
+from serve.requests import one_line
 
 from .gpu_asked import SOURCE, Asked, Record
 
@@ -267,4 +268,4 @@ class Walk:
 
 
 def _raised(error: Exception) -> Compared:
-    return Compared(f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}", WRONG, 0.0)
+    return Compared(f"raised {type(error).__name__}: {one_line(error)[:200]}", WRONG, 0.0)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CaptureError
+from ..requests import one_line
 from .program import Act
 
 MAJOR = 13  # version of cuda-bindings: calls of others take other arguments
@@ -51,7 +52,7 @@ def prepare(device: torch.device) -> None:
     except (ImportError, RuntimeError, OSError) as error:
         if isinstance(error, BranchError):
             raise
-        said = " ".join(str(error).split())
+        said = one_line(error)
         raise BranchError(f"cuda-bindings do not load ({said:.200}); choose stepping=whole") from error
 
 

@@ -14,6 +14,7 @@ from calm.config import Stepping
 from calm.errors import CalmError
 
 from ..errors import CaptureError
+from ..requests import one_line
 from .branches import branch
 from .program import Act, Program
 
@@ -79,7 +80,7 @@ class CudaCapture:
             self._start_anew()
             if isinstance(error, CalmError) or not isinstance(error, Exception):
                 raise
-            said = " ".join(str(error).split())
+            said = one_line(error)
             raise CaptureError(f"the step cannot be captured ({said:.300}); choose runner=eager") from error
         finally:
             if collects:
